@@ -93,7 +93,7 @@ def reserve_port() -> socket.socket:
 def environment(optimised: bool = False, cached: bool = True) -> dict[str, str]:
     """The environment of a process that compiles as these tests do; with `optimised`, as for users.
 
-    Only a process with one device may be `cached`, if it is not a command: see `program_cache.keep`.
+    Only a process with one device may be `cached`, if it is not a command: see `compilation_cache.keep`.
     """
     cache = {'JAX_COMPILATION_CACHE_DIR': CACHE, 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0.1'}
     none = {'JAX_ENABLE_COMPILATION_CACHE': 'false'}
@@ -111,12 +111,12 @@ def compile_soon(optimised: bool = False) -> None:
     """
     import jax
 
-    from tformer.distributed import program_cache
+    from tformer.distributed import compilation_cache
 
     jax.config.update('jax_disable_most_optimizations', not optimised)  # most tests compile for longer than they run
     jax.config.update('jax_compilation_cache_dir', CACHE)
     jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
-    program_cache.keep()
+    compilation_cache.keep()
 
 
 def on_cpu(function: Callable[..., Any], *args: Any) -> Any:

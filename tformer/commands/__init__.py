@@ -165,9 +165,9 @@ def _run(
         extensions.give(flags.extensions)
     module = importlib.import_module(f'{__name__}.{name}')
     if 'jax' in sys.modules:
-        from tformer.distributed import program_cache
+        from tformer.distributed import compilation_cache
 
-        program_cache.keep()
+        compilation_cache.keep()
     module.run(arguments, overrides, flags)
 
 

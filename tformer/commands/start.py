@@ -46,12 +46,12 @@ def first_step(began: float, spec: str, overrides: dict[str, str], extensions: S
     from tformer import checks
     from tformer.commands import allocator, train
     from tformer.config import extensions as extensions_lib
-    from tformer.distributed import program_cache
+    from tformer.distributed import compilation_cache
 
     marks = Marks(began)
     allocator.keep_memory()
     extensions_lib.give(extensions)
-    program_cache.keep()
+    compilation_cache.keep()
     with contextlib.suppress(EndedFirstStep):
         train.loop.train(checks.load(spec, overrides), workdir, trace=marks)
     print(json.dumps(marks.found()))

@@ -12,8 +12,8 @@ import pytest
 
 import lives
 from places import ROOT
-from tformer.distributed import program_cache
-from tformer.distributed.program_cache import Store
+from tformer.distributed import compilation_cache
+from tformer.distributed.compilation_cache import Store
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_the_least_recently_used_programs_go_first(place: pathlib.Path) -> None:
 
 
 def test_what_a_killed_process_was_writing_goes(place: pathlib.Path) -> None:
-    for name, age in (('old.tmp', 2 * program_cache._ABANDONED), ('new.tmp', 0)):
+    for name, age in (('old.tmp', 2 * compilation_cache._ABANDONED), ('new.tmp', 0)):
         (place / name).write_bytes(b'half')
         then = (place / name).stat().st_mtime - age
         os.utime(place / name, (then, then))
@@ -79,32 +79,32 @@ def test_a_disk_that_takes_nothing_and_a_refused_program_are_no_error(place: pat
 
 def test_the_folder_is_the_users_alone(tmp_path: pathlib.Path, monkeypatch) -> None:
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
-    made = program_cache.folder()
+    made = compilation_cache.folder()
     assert made is not None and made.parent == tmp_path / 'tformer' / 'programs'
-    assert made.name.startswith(f'jax-{jax.__version__}-') and made == program_cache.folder()
+    assert made.name.startswith(f'jax-{jax.__version__}-') and made == compilation_cache.folder()
     assert [place.stat().st_mode & 0o777 for place in (made, made.parent)] == [0o700, 0o700]
     made.parent.chmod(0o770)  # others could put their programs there
-    assert program_cache.folder() is None
+    assert compilation_cache.folder() is None
     made.parent.chmod(0o700)
     made.rmdir()
     made.symlink_to(tmp_path)
-    assert program_cache.folder() is None
+    assert compilation_cache.folder() is None
     monkeypatch.setattr(os, 'getuid', lambda: made.lstat().st_uid + 1)
     made.unlink()
-    assert program_cache.folder() is None  # another's
+    assert compilation_cache.folder() is None  # another's
     (tmp_path / 'file').touch()
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'file'))
-    assert program_cache.folder() is None
+    assert compilation_cache.folder() is None
 
 
 def test_another_cpu_has_another_folder(monkeypatch) -> None:
-    here = program_cache._cpu()
-    assert here == program_cache._cpu()
+    here = compilation_cache._cpu()
+    assert here == compilation_cache._cpu()
     text = 'processor : 0\nmodel name : A\ncpu MHz : {}\nflags : sse {}\n\nprocessor : 1\n'
     found = []
     for mhz, flag in ((1, 'avx2'), (2, 'avx2'), (2, 'avx512f')):
         monkeypatch.setattr(pathlib.Path, 'read_text', lambda self, given=text.format(mhz, flag): given)
-        found.append(program_cache._cpu())
+        found.append(compilation_cache._cpu())
     assert found[0] == found[1] != found[2]
 
 
@@ -113,12 +113,12 @@ COMPILE = """
 import sys, warnings
 import jax, numpy as np
 from jax import monitoring
-from tformer.distributed import program_cache
+from tformer.distributed import compilation_cache
 warnings.simplefilter('error')
 loaded = []
 monitoring.register_event_listener(lambda event, **_: loaded.append(event) if event.endswith('cache_hits') else None)
-program_cache.keep()
-program_cache.keep()
+compilation_cache.keep()
+compilation_cache.keep()
 x = np.arange(8.0, dtype=np.float32)
 if len(jax.devices()) > 1:
     mesh = jax.make_mesh((len(jax.devices()),), ('x',))
