@@ -158,7 +158,8 @@ def _journal(optuna: Any, space: Mapping[str, Distribution], known: Known) -> tu
     file = known.home / JOURNAL
     try:
         _drop_half_line(file)
-        storage = JournalStorage(journal.JournalFileBackend(str(file), lock_obj=_Held()))
+        lock: Any = _Held()  # Optuna's base class cannot be named before it is imported
+        storage = JournalStorage(journal.JournalFileBackend(str(file), lock_obj=lock))
         direction = 'minimize' if known.lower_is_better else 'maximize'
         study = optuna.create_study(storage=storage, study_name=NAME, direction=direction, load_if_exists=True)
         for drawn in known.drawn[len(study.get_trials(deepcopy=False)) :]:
