@@ -272,12 +272,12 @@ def iterate(
         workers = grain.MultiprocessingOptions(data.num_workers, per_worker_buffer_size=per_worker)
         # Pipes and not shared memory, which killed runs leave behind and of which containers have little.
         pipes = grain.experimental.DatasetOptions(min_shm_size=1 << 62)
-        dataset = grain.experimental.WithOptionsIterDataset(dataset.mp_prefetch(workers, _follow), pipes)
+        dataset = grain.experimental.WithOptionsIterDataset(dataset.mp_prefetch(workers, follow), pipes)
     with contextlib.closing(iter(dataset)) as prefetched:
         yield from prefetched
 
 
-def _follow(index: int, count: int) -> None:
+def follow(index: int = 0, count: int = 1) -> None:
     """Lets a worker process ignore interrupts, and exit once the process that it works for has ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = os.getppid()

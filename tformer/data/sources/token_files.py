@@ -8,13 +8,14 @@ import dataclasses
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from tformer.data.ragged import Documents, mapped
 from tformer.data.sources.records import Record, View
 from tformer.data.sources.text_reader import File, changed, find, state
+from tformer.data.tokenizers.vocabulary import Tokenizer
 from tformer.errors import UserError
 
 HELD_OUT = 0.02  # the share of a file that is held out for a split without files of its own
@@ -65,14 +66,15 @@ class Tokens(View):
     def taken(self, indices: Sequence[int]) -> 'Tokens':
         return Tokens(self._files, self.documents.taken(np.array(indices, np.int64)))
 
-    def of_vocabulary(self, size: int, bos: int, eos: int, decode: Decode) -> Documents:
+    def of_tokenizer(self, tokenizer: Tokenizer) -> Documents:
         """Returns the documents without the special tokens around them, all of whose tokens have been read once.
 
-        From then on the records have text, by `decode`.
+        From then on the records have text.
 
         Raises:
-          UserError: a token is not of a vocabulary of this size, or a file has changed since it was found.
+          UserError: a token is not of the tokenizer's vocabulary, or a file has changed since it was found.
         """
+        size = tokenizer.vocab_size
         for at, (place, token) in enumerate(self.documents.outside(size)):
             if place >= 0:
                 where = f'{self._files[at].file.path}: token {token} at place {place:,}'
@@ -80,8 +82,8 @@ class Tokens(View):
         for each in self._files:
             if state(each.file.path) != each.state:
                 raise changed(each.file.path)
-        self._decode = decode
-        return self.documents.stripped(bos, eos)
+        self._decode = tokenizer.decode
+        return self.documents.stripped(tokenizer.specials.bos, tokenizer.specials.eos)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +95,7 @@ class Reader:
 
     files: Sequence[tuple[TokenFile, tuple[str, ...]]]
     split: str
+    of_tokens: ClassVar[bool] = True
 
     def __call__(self) -> tuple[Tokens, int]:
         """Returns the documents; none is skipped."""
