@@ -23,7 +23,7 @@ def controls(text: str) -> str:
 
 
 def spaces(text: str) -> str:
-    """No spaces stand before the end of a line, two blank lines together or more become one, and none is at the ends."""
+    """No spaces stand before the end of a line, several blank lines become one, and none is at the ends."""
     return re.sub(r'\n{3,}', '\n\n', re.sub(r'[ \t]+(?=\n|$)', '', text)).strip('\n')
 
 

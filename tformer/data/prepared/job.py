@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -116,5 +117,5 @@ def _add_files(config: Config, split: str, found: list[Any], parts: list[Any]) -
         file = text_reader.find(path)
         count = -(-before[0] // PART) if path.suffix == '.jsonl' else 1
         edges = [before[0] * index // count for index in range(count + 1)] if count > 1 else [0, 0]
-        parts += [(len(found), split, *edge) for edge in zip(edges, edges[1:], strict=False)]
+        parts += [(len(found), split, *edge) for edge in itertools.pairwise(edges)]
         found.append((str(path.absolute()), file.digest, before, held_out, split))
