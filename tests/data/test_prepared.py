@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import itertools
 import json
 import os
 import random
@@ -77,7 +78,7 @@ def with_copies(count: int) -> list[str]:
     """Texts of which some come again, exactly, with other spaces and case, or with another end."""
     rows = texts(count)
     again = [*rows[:20], *(f'  {row}\n' for row in rows[10:15]), *(row.upper() for row in rows[15:18])]
-    long = [row for row in rows if len(row.split()) > 90][:12]
+    long = [row for row in rows if len(row.split()) > 80][:12]
     rows += again + [row + ' and more' for row in long]
     random.Random(1).shuffle(rows)
     return rows
@@ -88,10 +89,10 @@ def with_copies(count: int) -> list[str]:
 def test_a_set_holds_every_text_once_and_does_not_depend_on_files_or_order(tmp_path: Path, deduplicate) -> None:
     if deduplicate == 'minhash':
         pytest.importorskip('rensa')
-    rows = with_copies(300)
+    rows = with_copies(150)
     one = config(tmp_path, write(tmp_path / 'one.jsonl', rows), deduplicate=deduplicate)
     said = made(one, tmp_path / 'set')
-    parts = [rows[200:], rows[:77], rows[77:200][::-1]]
+    parts = [rows[120:], rows[:40], rows[40:120][::-1]]
     several = [write(tmp_path / 'parts' / f'{i}.jsonl', part) for i, part in enumerate(parts)]
     made(dataclasses.replace(one, data=dataclasses.replace(one.data, path=tuple(several))), tmp_path / 'other')
     arrays = [{name: data for name, data in content(tmp_path / place).items() if name != shards.INDEX}
@@ -138,13 +139,14 @@ from tformer.data.tokenizers.tokenizers import train_tokenizers
 import json
 config = from_dict(json.loads(sys.argv[1]))
 job.PART, stages.RUN, stages.SHARD, stages.LINKED = 9000, 3000, 7000, 60
-owner, name = {'entry': (cache.Writer, 'close'), 'shard': (prepare, '_link'), 'index': (prepare.atomic, 'write')}[sys.argv[3]]
-once(owner, name, int(sys.argv[4]), die)
+moments = {'entry': (cache.Writer, 'close'), 'shard': (prepare, '_link'), 'index': (prepare.atomic, 'write')}
+once(*moments[sys.argv[3]], int(sys.argv[4]), die)
 prepare.write(config, train_tokenizers(config, []), sys.argv[2], prepare.here)
 """
 
 
 @pytest.mark.signals
+@pytest.mark.slow_cases('entry-1', 'entry-6', 'shard-2')
 @pytest.mark.parametrize(('where', 'call'), [('entry', 1), ('entry', 6), ('entry', 12), ('shard', 2), ('index', 6)])
 def test_a_killed_preparation_goes_on(tmp_path: Path, where: str, call: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name, value in ((job, 'PART', 9000), (stages, 'RUN', 3000), (stages, 'SHARD', 7000)):
@@ -267,11 +269,19 @@ def test_the_weights_of_a_mixture_hold_for_prepared_sets(tmp_path: Path) -> None
     assert read_ == {'a': 80, 'b': 240}
 
 
-def test_a_source_that_is_no_file_is_prepared(tmp_path: Path) -> None:
-    cfg = config(tmp_path, source='stdlib', cleaning=('controls', 'spaces'))
-    assert len(job.plan(cfg, train_tokenizers(cfg, [])).parts) == 3
-    rows = [{'text': 'a b  \r\n\n\n\nc', 'name': '1'}, {'text': ' \n', 'name': '2'}]
-    assert [cleaning.clean(row['text'], cfg.data.cleaning) for row in rows] == ['a b\n\nc', '']
+@pytest.mark.usefixtures('small')
+def test_a_source_that_is_no_file_is_prepared_and_cleaned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [f'a{i} b  \r\n\n\n\n\x07c' if i % 10 else ' \r\n' for i in range(200)]
+    row = sources.Source(lambda *of: (f'rows {of[2]}', lambda: ([{'text': row} for row in rows], 0)))
+    monkeypatch.setitem(sources.SOURCES, 'rows', row)
+    cfg = config(tmp_path, source='rows', cleaning=('controls', 'spaces'), deduplicate='exact')
+    assert len(job.plan(cfg, train_tokenizers(cfg, [])).parts) == 9
+    said = made(cfg, tmp_path / 'set')
+    assert 'of 600 texts, 60 left out by cleaning, 360 duplicates' in said  # the splits have the same texts
+    found = read(tmp_path / 'set', train_tokenizers(cfg, []), 'test')
+    assert sorted(found) == sorted(f'a{i} b\n\nc' for i in range(200) if i % 10)
+    with pytest.raises(NoSplitError):
+        read(tmp_path / 'set', train_tokenizers(cfg, []), 'train')
 
 
 def test_texts_of_other_rules_than_gophers_are_left_out() -> None:
@@ -299,7 +309,7 @@ def test_the_parts_of_a_file_have_its_lines_and_their_numbers(tmp_path: Path) ->
             edges = [size * i // count for i in range(count + 1)]
             texts_: list[text_reader.Text] = [text_reader.Text(found, 'skip')]
             before = text_reader.state(file)
-            pieces = [text_reader.Part(found, 'skip', *edge, before) for edge in zip(edges, edges[1:], strict=False)]
+            pieces = [text_reader.Part(found, 'skip', *edge, before) for edge in itertools.pairwise(edges)]
             whole = [(texts_[0].where(number), line) for number, line in texts_[0]]
             assert [(part.where(number), line) for part in pieces for number, line in part] == whole
             assert sum(part.skipped for part in pieces) == texts_[0].skipped

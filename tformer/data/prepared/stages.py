@@ -161,17 +161,16 @@ def _nodes(arrays: cache.Arrays, run: slice) -> np.ndarray:
 def link(place: str, own: job.Job, number: int, writer: cache.Writer) -> None:
     shares = _plan(place).shares
     low, high = (_KEYS * edge // shares - _KEYS // 2 for edge in (number, number + 1))
-    found = []
-    for band in range(near.BANDS):
-        hashes, nodes = [], []
-        for arrays, run in _runs(place, own):
-            width = run.stop - run.start
-            here = slice(near.BANDS * run.start + band * width, near.BANDS * run.start + (band + 1) * width)
-            own_hashes = arrays['bands'][here]
-            first, last = np.searchsorted(own_hashes, low), _first(own_hashes, high)
-            hashes.append(own_hashes[first:last])
-            nodes.append(_nodes(arrays, run)[arrays['bearers'][here][first:last]])
-        found.append(near.links(np.concatenate(hashes), np.concatenate(nodes)))
+    hashes: list[list[np.ndarray]] = [[] for _ in range(near.BANDS)]
+    nodes: list[list[np.ndarray]] = [[] for _ in range(near.BANDS)]
+    for arrays, run in _runs(place, own):
+        whole = slice(near.BANDS * run.start, near.BANDS * run.stop)
+        rows = zip(*(arrays[name][whole].reshape(near.BANDS, -1) for name in ('bands', 'bearers')), strict=True)
+        for band, (values, bearers) in enumerate(rows):
+            here = slice(_first(values, low), _first(values, high))
+            hashes[band].append(values[here])
+            nodes[band].append(_nodes(arrays, run)[bearers[here]])
+    found = [near.links(*map(np.concatenate, each)) for each in zip(hashes, nodes, strict=True)]
     pairs = np.unique(np.concatenate(found), axis=0)
     writer.append('pairs', np.frombuffer(pairs.tobytes(), np.uint8))
 
