@@ -2,7 +2,9 @@
 
 import collections
 import dataclasses
+import functools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +13,7 @@ from tformer.config.run import Config
 from tformer.data import cache, order, ragged
 from tformer.data.batches import packing
 from tformer.data.examples.example_arrays import Examples
-from tformer.data.ragged import Ragged
+from tformer.data.ragged import Computed, Ragged
 
 LAYOUT, SHUFFLE, CORRUPT, SAMPLE = range(4)  # the use of a random stream
 
@@ -22,7 +24,7 @@ class Part:
 
     examples: Examples
     rows: Ragged  # the examples of each row
-    by_bucket: tuple[np.ndarray, ...]  # the rows of each shape
+    by_bucket: tuple[Any, ...]  # the rows of each shape: arrays of int64, or `Computed`
     epochs: float  # passes over this part in one epoch of the mixture
 
 
@@ -43,10 +45,11 @@ def lay_out(
     A packed layout takes time: if it may be `cached`, it is taken from the cache or put there.
     """
     limits = np.max(shapes, axis=0)
+    lengths: Any = Computed(len(examples), examples.spans.lengths_of)
 
     def rows() -> Ragged:
         rng = np.random.default_rng((config.train.seed, LAYOUT, part))
-        return packing.BATCHING[batching].rows(examples.lengths, limits, rng)
+        return packing.BATCHING[batching].rows(lengths, limits, rng)
 
     def write(writer: cache.Writer) -> None:
         made = rows()
@@ -56,7 +59,7 @@ def lay_out(
     if cached and batching == 'pack':
         depends_on = {
             'layout': packing.WINDOW,
-            'lengths': hashing.digest_bytes(np.ascontiguousarray(examples.lengths), size=64),
+            'lengths': hashing.digest_bytes(np.ascontiguousarray(lengths), size=64),
             'limits': limits.tolist(),
             'stream': [config.train.seed, part],
         }
@@ -70,8 +73,10 @@ def lay_out(
         laid = Ragged(arrays['examples'], arrays['offsets'])
     else:
         laid = rows()
-    bucket = packing.bucket_of(examples.lengths, shapes) if len(shapes) > 1 else np.zeros(len(laid), np.int64)
-    return Part(examples, laid, tuple(np.flatnonzero(bucket == index) for index in range(len(shapes))), epochs)
+    by_bucket: tuple[Any, ...] = (Computed(len(laid)),)
+    if len(shapes) > 1:
+        by_bucket = examples.spans.by_shape(functools.partial(packing.bucket_of, shapes=shapes), len(shapes))
+    return Part(examples, laid, by_bucket, epochs)
 
 
 class TrainSampler:

@@ -6,10 +6,11 @@ is known, and any row is found without laying out the rows before it. Samplers d
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
-from tformer.data.ragged import Ragged
+from tformer.data.ragged import Computed, Ragged
 
 WINDOW = 4096  # examples that are packed together: this bounds the time and memory of packing
 
@@ -19,20 +20,26 @@ Shapes = tuple[tuple[int, ...], ...]  # padded row lengths in each stack, (T,) o
 # ------------------------------------------------------------------------------------------------------------ shapes
 
 
-def one_shape(lengths: np.ndarray, limits: np.ndarray, num_buckets: int) -> Shapes:
+def one_shape(
+    lengths: np.ndarray, limits: np.ndarray, num_buckets: int, counts: np.ndarray | None = None
+) -> Shapes:
     """Returns a single shape: the limits."""
     return (tuple(map(int, limits)),)
 
 
-def bucket_shapes(lengths: np.ndarray, limits: np.ndarray, num_buckets: int) -> Shapes:
+def bucket_shapes(
+    lengths: np.ndarray, limits: np.ndarray, num_buckets: int, counts: np.ndarray | None = None
+) -> Shapes:
     """Returns at most `num_buckets` shapes that waste few positions, by a greedy tree of the cuts that save most.
 
-    `lengths`, int [N, stacks], are the tokens of each example in each stack; no shape exceeds `limits`, int [stacks].
+    `lengths`, int [N, stacks], are the tokens of an example in each stack, and `counts`, int [N], how many examples
+    have them (None: one each); no shape exceeds `limits`, int [stacks].
     """
     # Long lengths become multiples of 8, which suit accelerators and make fewer shapes.
     rounded = np.minimum(np.where(lengths < 64, lengths, -(-lengths // 8) * 8), limits)
     codes = np.ravel_multi_index(tuple(rounded.T), tuple(limits + 1))  # one number per example sorts faster
-    found, counts = np.unique(codes, return_counts=True)
+    found, kind = np.unique(codes, return_inverse=True)
+    counts = np.bincount(kind, counts).astype(np.int64)
     distinct = np.stack(np.unravel_index(found, tuple(limits + 1)), axis=1)
     buckets = [(distinct, counts)]
     cuts = [_best_cut(distinct, counts)]
@@ -75,7 +82,9 @@ def bucket_of(lengths: np.ndarray, shapes: Shapes) -> np.ndarray:
 
 def alone(lengths: np.ndarray, limits: np.ndarray, rng: np.random.Generator) -> Ragged:
     """One example a row."""
-    return Ragged(np.arange(len(lengths), dtype=np.int32), np.arange(len(lengths) + 1, dtype=np.int64))
+    examples: Any = Computed(len(lengths))
+    offsets: Any = Computed(len(lengths) + 1)
+    return Ragged(examples, offsets)
 
 
 def pack(lengths: np.ndarray, limits: np.ndarray, rng: np.random.Generator, window: int = WINDOW) -> Ragged:
@@ -85,6 +94,7 @@ def pack(lengths: np.ndarray, limits: np.ndarray, rng: np.random.Generator, wind
     the bin-centric dot product of Panigrahy et al. 2011 (section 3). With one stack, it is the longest that fits.
     `lengths`, int [N, stacks], are from 1 to `limits`, int [stacks].
     """
+    lengths = np.asarray(lengths)
     order = rng.permutation(len(lengths))
     windows = (order[start : start + window] for start in range(0, len(order), window))
     return Ragged.of(row for members in windows for row in _fill_rows(members, lengths[members], limits))
@@ -112,7 +122,7 @@ def _fill_rows(members: np.ndarray, lengths: np.ndarray, limits: np.ndarray) -> 
 class Batching:
     """How examples are put in rows, and the shapes of the rows."""
 
-    shapes: Callable[[np.ndarray, np.ndarray, int], Shapes]  # lengths, limits, num_buckets
+    shapes: Callable[..., Shapes]  # lengths, limits, num_buckets, counts
     rows: Callable[[np.ndarray, np.ndarray, np.random.Generator], Ragged]  # lengths, limits, rng
     fields: tuple[str, ...] = ()  # the fields of config.data that it reads
 

@@ -81,9 +81,10 @@ class Batches:
         epochs = mixture.epochs_of_parts(weights, list(map(len, examples)), data.mixture_temperature)
 
         batching = 'bucket' if data.batching == 'pack' and not training else data.batching
-        lengths = np.concatenate([part.lengths for part in examples])
+        lengths, counts = map(np.concatenate, zip(*(part.spans.counted() for part in examples), strict=True))
         limits = np.array([data.length, data.encoder_length or data.length][: lengths.shape[1]])
-        self.shapes = choose(packing.BATCHING, batching, 'data.batching').shapes(lengths, limits, data.num_buckets)
+        how = choose(packing.BATCHING, batching, 'data.batching')
+        self.shapes = how.shapes(lengths, limits, data.num_buckets, counts)
         tokens, multiple = data.batch_tokens, row_multiple or data.row_multiple or 1
         rows = [config.train.batch_size if tokens is None else tokens // max(shape) for shape in self.shapes]
         self.widths = tuple(max(count // multiple, 1) * multiple for count in rows)
@@ -101,8 +102,8 @@ class Batches:
         )
         self.steps_per_epoch = self._sampler.steps_per_epoch
 
-        fullest = max(range(len(examples)), key=lambda part: examples[part].num_texts.max())
-        fields = self._fields(fullest, int(examples[fullest].num_texts.argmax()), epoch=0)
+        fullest = max(range(len(examples)), key=lambda part: examples[part].fullest()[0])
+        fields = self._fields(fullest, examples[fullest].fullest()[1], epoch=0)
         example = {name: np.asarray(value) for name, value in fields.items()}
         self._per_row = {name: example.pop(name) for name in example_arrays.OF_ROWS if name in example}
         self._dtypes: dict[str, dict[str, np.dtype]] = {side: {} for side in ('', 'encoder_')[: lengths.shape[1]]}
@@ -202,7 +203,7 @@ class Batches:
         for index, row in zip(rows.part.tolist(), rows.row.tolist(), strict=True):
             part = self.parts[index]
             members = part.rows[row].tolist() if index >= 0 else []
-            segments.append([(index, int(part.examples.record[example]), example) for example in members])
+            segments.append([(index, part.examples.spans[example][0], example) for example in members])
         return segments
 
     def _find(self, step: int) -> tuple[int, layout.Rows]:
