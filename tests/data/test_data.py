@@ -20,7 +20,7 @@ from tformer.config.run import Config, Data, Train
 from tformer.config.tasks import TASKS
 from tformer.data import order
 from tformer.data.batches import packing, pipeline
-from tformer.data.examples import corrupt, spans
+from tformer.data.examples import corrupt
 from tformer.data.sources import sources
 from tformer.data.sources.records import Split
 from tformer.data.tokenizers import bytes_and_characters, tokenizers
@@ -408,15 +408,15 @@ def test_what_is_not_next_is_of_another_record_half_of_the_time() -> None:
             text, types, real = batch['targets'], batch['token_types'], batch['positions'] >= 0
             first, second = text[real & (types == 0)], text[real & (types == 1)]
             assert (first[0], first[-1], second[-1]) == (CLS, SEP, SEP)
-            mine = texts[batches.parts[0].examples.record[example]][:1]
+            record, start, stop = batches.parts[0].examples.spans[example]
+            mine = texts[record][:1]
             first, second = (bytes_and_characters.Byte().decode(part) for part in (first, second))
             assert set(first) == {mine} and len(set(second)) == 1
             assert (second[0] == mine) == (batch['labels'] == 0) and batch['label_weights'] == 1
-            size = batches.parts[0].examples.stop[example] - batches.parts[0].examples.start[example]
-            assert len(first + second) <= max(size, 2)
+            assert len(first + second) <= max(stop - start, 2)
             if batch['labels']:
                 others.add((mine, second[0]))
-            labels += [batch['labels']] if size > 1 else []  # nothing follows a single token
+            labels += [batch['labels']] if stop - start > 1 else []  # nothing follows a single token
     assert abs(np.mean(labels) - 0.5) < 4 * np.sqrt(0.25 / len(labels))
     assert len(others) > 100
 
@@ -520,8 +520,8 @@ def test_packing_takes_the_example_that_fills_the_largest_shares_of_the_room_tha
 
 def test_packing_wastes_little() -> None:
     rng = np.random.default_rng(0)
-    _, start, stop = spans.chunk(rng.integers(100, 5000, 400), 256)
-    lengths = (stop - start)[:, None]
+    sizes = rng.integers(100, 5000, 400)
+    lengths = np.concatenate([np.full((sizes // 256).sum(), 256), (sizes % 256)[sizes % 256 > 0]])[:, None]
     rows = packing.pack(lengths, np.array([256]), rng)
     assert lengths.sum() / (256 * len(rows)) > 0.98
     source = rng.geometric(1 / 12, 20_000)
@@ -605,14 +605,6 @@ def test_every_stream_is_near_its_share_however_far(rates: np.ndarray, start: in
     np.testing.assert_array_equal(item[20:], later[1])
     shares = rates / rates.sum()
     assert (np.abs(item - (start + np.arange(50)) * shares[stream]) <= len(rates) + 1e-9 * start).all()
-
-
-@given(arrays.arrays(np.int64, st.integers(1, 10), elements=st.integers(0, 50)), st.integers(1, 12))
-def test_chunks_cover_documents(sizes: np.ndarray, room: int) -> None:
-    record, start, stop = spans.chunk(sizes, room)
-    assert ((stop - start) <= room).all() and ((stop - start) > 0).all()
-    covered = [(int(r), i) for r, a, b in zip(record, start, stop, strict=True) for i in range(a, b)]
-    assert covered == [(r, i) for r, size in enumerate(sizes) for i in range(size)]
 
 
 # --------------------------------------------------------------------------------------------------- what is loaded

@@ -1,7 +1,6 @@
 """Samplers over random layouts: every row once a pass, in parts and buckets of any size, and shares of mixtures."""
 
 import itertools
-import types
 
 import numpy as np
 import pytest
@@ -10,6 +9,8 @@ from hypothesis import strategies as st
 
 from tformer.config import Config, Train
 from tformer.data.batches import layout, mixture
+from tformer.data.examples.example_arrays import Examples
+from tformer.data.examples.pieces import Spans
 from tformer.errors import UserError
 
 FEW = settings(max_examples=15)
@@ -27,6 +28,12 @@ def parts_of(counts: list[list[int]], epochs: list[float], seed: int = 0) -> lis
         by_bucket = tuple(np.flatnonzero(bucket == index) for index in range(2))
         parts.append(layout.Part(None, np.arange(sum(sizes)), by_bucket, passes))  # type: ignore[arg-type]
     return parts
+
+
+def example_of_lengths(sizes: np.ndarray) -> Examples:
+    nowhere = np.zeros_like(sizes)
+    spans = Spans(nowhere, nowhere, sizes, [sizes], nowhere.astype(bool))
+    return Examples({}, None, spans, 0, 0, 0, '')  # type: ignore[arg-type]
 
 
 def steps(sampler, count: int):
@@ -78,11 +85,11 @@ def test_every_part_and_every_shape_has_an_order_of_its_own() -> None:
 
 
 def test_every_part_is_packed_in_an_order_of_its_own_that_the_seed_decides() -> None:
-    examples = types.SimpleNamespace(lengths=np.full((40, 1), 3))
+    examples = example_of_lengths(np.full(40, 3))
 
     def packed(part: int, seed: int) -> tuple[int, ...]:
         config = Config(train=Train(seed=seed))
-        laid = layout.lay_out(config, part, examples, 1.0, 'pack', ((9,),), cached=False)  # type: ignore[arg-type]
+        laid = layout.lay_out(config, part, examples, 1.0, 'pack', ((9,),), cached=False)
         return tuple(laid.rows.flat.tolist())
 
     assert packed(0, 0) == packed(0, 0) and len({packed(part, seed) for part in (0, 1) for seed in (0, 1)}) == 4

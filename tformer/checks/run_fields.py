@@ -111,6 +111,7 @@ def _single_rules() -> dict[str, Rule]:
         'data.source_template': pairs,
         'data.target_template': pairs,
         'data.mixture_temperature': (lambda c: bool(c.data.mixture), 'data.mixture has parts'),
+        'data.mixture_stages': (lambda c: bool(c.data.mixture), 'data.mixture has parts'),
         'data.labels': from_data,
         'data.label_range': _objectives(lambda task: task.records in ('number', 'similarity')),
         'data.source_tokenizer': pairs,

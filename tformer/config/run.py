@@ -33,6 +33,7 @@ class Data(Section):
     mixture: tuple[str, ...] = ()  # parts trained on together: each the fields above that differ, 'path=a weight=2'
     weight: float | None = None  # in a part of a mixture: its share of the examples; None: as many as it has
     mixture_temperature: float = 1.0  # shares are weights to the power 1/T (Raffel et al. 2020, 3.5.2)
+    mixture_stages: tuple[str, ...] = ()  # other weights from a step on: 'step=1000 weights=3,1' has one for each part
     train_examples: int | None = None  # size of a sample of the training split, by train.seed, nested; None: all of it
     labels: tuple[str, ...] = ()  # classes, or types of tags (PER, not B-PER), in order; (): training's, sorted
     label_range: tuple[float, ...] = ()  # regression: the smallest label and the largest; (): any number

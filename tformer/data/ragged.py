@@ -48,9 +48,9 @@ class Ragged:
     offsets: np.ndarray  # int64 [rows + 1]
 
     @classmethod
-    def of(cls, rows: Iterable[Iterable[int]]) -> 'Ragged':
-        """Returns lazy `rows`, of which one is held at a time, as int32."""
-        flat: Any = array.array('i')
+    def of(cls, rows: Iterable[Iterable[int]], kind: str = 'i') -> 'Ragged':
+        """Returns lazy `rows`, of which one is held at a time, as int32, or as int64 if `kind` is q."""
+        flat: Any = array.array(kind)
         offsets = array.array('q', [0])
         for row in rows:
             flat.extend(row)
