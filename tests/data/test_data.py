@@ -29,14 +29,14 @@ from tformer.errors import UserError
 
 # ------------------------------------------------------------------------------------------------ the batch contract
 
-BATCHING = ('pad', 'bucket', 'pack')
+BATCHING = ('pad', 'bucket', 'pack', 'best_fit')
 OBJECTIVES = ('causal_lm', 'masked_lm', 'masked_lm_sop', 'replaced_token', 'seq2seq', 'classification')
 LABELLED = ('masked_lm_nsp', 'masked_lm_sop', 'classification', 'regression', 'question_answering')
 MASKED = ('masked_lm', 'masked_lm_nsp', 'masked_lm_sop', 'replaced_token')
 CASES = [
     (objective, batching)
     for objective, batching in itertools.product(OBJECTIVES, BATCHING)
-    if objective not in LABELLED or batching != 'pack'
+    if objective not in LABELLED or not packing.BATCHING[batching].packs
 ]
 SEVERAL = ('contrastive', 'simcse', 'cosine_similarity', 'multiple_choice')  # tests/data/test_several_texts.py
 READERS = [

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from tformer.data.examples import corrupt, denoisers, sentences
+from tformer.data.examples import corrupt, denoisers, infilling, sentences
 from tformer.data.examples.corrupt import Noise
 from tformer.data.examples.pieces import Pieces, Spans
 from tformer.data.examples.special_tokens import Fields, SpecialTokenTemplate
@@ -258,6 +258,19 @@ def denoise(examples: Examples, index: int, noise: Noise) -> Fields:
 def denoise_as_ul2(examples: Examples, index: int, noise: Noise) -> Fields:
     """As `fill_spans` or `continue_text`, by one of data.denoisers; the given text starts with its mode."""
     return examples.template.write(*denoisers.denoise_ul2(_piece(examples, index), noise))
+
+
+def fill_middle(examples: Examples, index: int, noise: Noise) -> Fields:
+    """A text in the order prefix, suffix, middle, EOS, or left as it is: all of it is scored.
+
+    A text that stays has EOS where its record ends, or if it is one token.
+    """
+    tokens, start, stop = examples.cut(index)
+    piece = tokens[start:stop].astype(np.int32)
+    arranged = infilling.rearranged(piece, noise)
+    if arranged is not None:
+        return examples.template.proceed(piece[:0], arranged)
+    return examples.template.proceed(piece[:0], piece, ended=stop == len(tokens) or len(piece) == 1)
 
 
 def _piece(examples: Examples, index: int) -> np.ndarray:

@@ -7,7 +7,7 @@ import numpy as np
 
 from tformer.config.run import Config, Data
 from tformer.config.tasks import TASKS
-from tformer.data.examples import corrupt, denoisers, example_arrays, spans, special_tokens, tokenized
+from tformer.data.examples import corrupt, denoisers, example_arrays, infilling, spans, special_tokens, tokenized
 from tformer.data.examples.corrupt import Noise
 from tformer.data.examples.example_arrays import Examples
 from tformer.data.examples.pieces import Pieces, Spans
@@ -106,6 +106,10 @@ def _lengths_of_ul2(sizes: np.ndarray, template: SpecialTokenTemplate, data: Dat
     return lengths
 
 
+def _with_marks(sizes: np.ndarray, template: SpecialTokenTemplate, data: Data) -> list[np.ndarray]:
+    return [sizes + len(template.front) + len(infilling.Marks._fields)]
+
+
 def _sentinels_of_spans(sizes: np.ndarray, data: Data) -> np.ndarray:
     return corrupt.span_counts(sizes, data.mask_rate, data.mean_span_length)[1]
 
@@ -192,6 +196,9 @@ FORMATS = {
     'ul2': ExampleFormat(
         example_arrays.denoise_as_ul2, lengths=_lengths_of_ul2, num_sentinels=_sentinels_of_ul2,
         reads=('denoisers', 'mask_copies'),
+    ),
+    'fill_in_middle': ExampleFormat(
+        example_arrays.fill_middle, lengths=_with_marks, reads=('fim_rate', 'spm_rate', 'mask_copies')
     ),
     'continue_text': ExampleFormat(example_arrays.continue_text, lengths=_to_continue, reads=('mask_copies',)),
 }  # fmt: skip
