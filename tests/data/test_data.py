@@ -19,8 +19,11 @@ from tformer.config import Model
 from tformer.config.run import Config, Data, Train
 from tformer.config.tasks import TASKS
 from tformer.data import order
-from tformer.data.batches import packing, pipeline
+from tformer.data.batches import layout, packing, pipeline
 from tformer.data.examples import corrupt
+from tformer.data.examples.example_arrays import Examples
+from tformer.data.examples.pieces import Spans
+from tformer.data.ragged import Ragged
 from tformer.data.sources import sources
 from tformer.data.sources.records import Split
 from tformer.data.tokenizers import bytes_and_characters, tokenizers
@@ -118,14 +121,14 @@ def names_of(objective: str, family: str) -> set[str]:
 @pytest.mark.parametrize(('objective', 'family'), READERS)
 @pytest.mark.parametrize('batching', BATCHING)
 def test_contract(objective: str, family: str, batching: str) -> None:
-    if batching == 'pack' and objective in LABELLED:
+    if packing.BATCHING[batching].packs and objective in LABELLED:
         with pytest.raises(UserError, match="one label; use 'bucket'"):
             make(objective, batching, family)
         return
     batches = make(objective, batching, family, encoder_length=32)
     sides = ('', 'encoder_') if family == 'encoder_decoder' else ('',)
     names = {f'{side}{name}' for side in sides for name in ('inputs', 'positions')}
-    names |= {f'{side}segment_ids' for side in sides if batching == 'pack'} | names_of(objective, family)
+    names |= {f'{side}segment_ids' for side in sides if packing.BATCHING[batching].packs} | names_of(objective, family)
     shapes = set()
     for step in range(int(2 * batches.steps_per_epoch)):
         batch = batches.batch(step)
@@ -140,7 +143,9 @@ def test_contract(objective: str, family: str, batching: str) -> None:
         for side in sides:
             padding = batch[f'{side}positions'] == -1
             assert (batch[f'{side}inputs'][padding] == PAD).all()
-            assert not batch.get(f'{side}segment_ids', np.zeros(1))[padding if batching == 'pack' else [0]].any()
+            assert not batch.get(f'{side}segment_ids', np.zeros(1))[
+                padding if packing.BATCHING[batching].packs else [0]
+            ].any()
             for row, where in segments(batch, side):
                 np.testing.assert_array_equal(batch[f'{side}positions'][row, where], np.arange(len(where)))
                 assert np.all(np.diff(where) == 1)
@@ -500,11 +505,19 @@ def test_a_decoder_cuts_the_source_first() -> None:
 LENGTHS = arrays.arrays(np.int64, st.tuples(st.integers(1, 60), st.integers(1, 2)), elements=st.integers(1, 20))
 
 
-@given(LENGTHS, st.integers(1, 70), st.integers(0, 5))
+@pytest.mark.parametrize('pack', [packing.pack, packing.best_fit])
+@given(LENGTHS, st.integers(1, 70), st.integers(0, 5), st.integers(1, 9))
 @settings(deadline=None)
-def test_packing_places_each_once_within_the_limits(lengths: np.ndarray, window: int, seed: int) -> None:
+def test_packing_places_each_once_within_the_limits(
+    pack: Any, lengths: np.ndarray, window: int, seed: int, few: int
+) -> None:
     limits = np.array([20, 23])[: lengths.shape[1]]
-    rows = packing.pack(lengths, limits, np.random.default_rng(seed), window)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packing, 'OPEN_ROWS', few)
+        patch.setattr(packing, 'NEIGHBOURS', few)
+        rows = Ragged.of(pack(lengths, limits, np.random.default_rng(seed), window))
+        again = Ragged.of(pack(lengths, limits, np.random.default_rng(seed), window))
+    assert rows.flat.tolist() == again.flat.tolist()
     assert sorted(rows.flat.tolist()) == list(range(len(lengths)))
     assert all((lengths[row].sum(axis=0) <= limits).all() for row in rows)
 
@@ -516,6 +529,63 @@ def test_packing_takes_the_example_that_fills_the_largest_shares_of_the_room_tha
     assert [row.tolist() for row in packing.pack(lengths, limits, np.random.default_rng(0))] == [[1, 0]]
     lengths = np.array([[6, 20], [4, 1], [1, 30]])
     assert [row.tolist() for row in packing.pack(lengths, limits, np.random.default_rng(0))] == [[0, 2], [1]]
+
+
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=60))
+@settings(deadline=None)
+def test_best_fit_is_that_of_one_example_after_the_other(sizes: list[int]) -> None:
+    """The fullest row that holds an example takes it, longest first; no row is closed before the end of a window."""
+    free: list[int] = []
+    for size in sorted(sizes, reverse=True):
+        fits = [index for index, room in enumerate(free) if room >= size]
+        if not fits:
+            free.append(20)
+        free[min(fits, key=free.__getitem__) if fits else -1] -= size
+    rows = packing.best_fit(np.array(sizes)[:, None], np.array([20]), np.random.default_rng(0))
+    assert sorted(20 - sum(sizes[i] for i in row) for row in rows) == sorted(free)
+
+
+def test_rows_with_room_wait_for_the_examples_of_later_windows() -> None:
+    """Five windows of 64 neighbours each, of which the first two have long examples only."""
+    lengths = np.repeat([13, 7], [128, 192])[:, None]
+    seeds = [np.random.default_rng(seed) for seed in range(5)]
+    rows = [list(packing.best_fit(lengths, np.array([20]), seed, window=64)) for seed in seeds]
+    assert {len(each) for each in rows} == {128 + 32}  # two of the rest in a row
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packing, 'OPEN_ROWS', 0)
+        assert len(list(packing.best_fit(lengths, np.array([20]), np.random.default_rng(0), window=64))) == 128 + 96
+
+
+def test_best_fit_wastes_less_than_the_packer_of_small_windows() -> None:
+    sizes = np.random.default_rng(0).lognormal(6.3, 1.1, 6000).astype(int) + 1
+    lengths = np.concatenate([np.full((sizes // 1024).sum(), 1024), (sizes % 1024)[sizes % 1024 > 0]])[:, None]
+    least = lengths.sum() / 1024
+    waste = [
+        len(list(packing.BATCHING[name].rows(lengths, np.array([1024]), np.random.default_rng(0)))) / least - 1
+        for name in ('pack', 'best_fit')
+    ]
+    assert waste[1] < 0.3 * waste[0] and waste[1] < 3e-4
+
+
+@pytest.mark.parametrize('count', [1, 63, 64, 65, 1000])
+def test_the_plan_of_best_fit_is_kept_and_its_damage_is_noticed(tmp_path, count: int, capsys) -> None:
+    lengths = np.random.default_rng(0).integers(1, 20, count)
+    spans = Spans(*np.zeros((2, count), int), lengths, [lengths], np.zeros(count, bool))
+    examples = Examples({}, None, spans, 0, 0, 0, '')  # type: ignore[arg-type]
+    config = Config(data=Data(cache_dir=str(tmp_path)))
+
+    def laid() -> list[list[int]]:
+        part = layout.lay_out(config, 0, examples, 1.0, 'best_fit', ((20,),), cached=True)
+        return [row.tolist() for row in part.rows]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layout, '_AT_ONCE', 100)
+        rows = laid()
+        assert rows == laid() and sorted(itertools.chain(*rows)) == list(range(count))
+    assert rows == laid()
+    (file,) = tmp_path.glob('*/examples')
+    file.write_bytes(bytes([255]) + file.read_bytes()[1:])
+    assert rows == laid() and 'makes a damaged entry again' in capsys.readouterr().err
 
 
 def test_packing_wastes_little() -> None:

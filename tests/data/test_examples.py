@@ -299,7 +299,13 @@ def test_frames_are_as_long_as_they_say(first: int, second: int, family: str, da
 
 
 CASES = [(name, family) for name, task in TASKS.items() for family in task.families if not task.teacher]
-LOOSE = ('masked_lm_nsp', 'masked_lm_sop', 'denoising', 'ul2', 'fill_in_middle')  # lengths are drawn: those known before are the most
+LOOSE = (
+    'masked_lm_nsp',
+    'masked_lm_sop',
+    'denoising',
+    'ul2',
+    'fill_in_middle',
+)  # lengths are drawn: those known before are the most
 BYTE = Byte().extended(64)
 
 

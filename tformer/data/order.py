@@ -72,6 +72,8 @@ def interleave(rates: np.ndarray, start: int, count: int) -> tuple[np.ndarray, n
 
 def taken(rates: np.ndarray, count: int) -> np.ndarray:
     """Returns how many items of each stream are among the first `count` of the order of `interleave`: int64 [C]."""
+    if len(rates) == 1:
+        return np.array([count])
     past, stream, _ = _by_time(rates, count, 1)
     return past + np.bincount(stream[: count - int(past.sum())], minlength=len(rates))
 
