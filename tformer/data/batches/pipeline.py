@@ -69,21 +69,28 @@ class Batches:
         data = config.data
         self.config, self.training, self._tokenizer = config, training, tokenizers.target
         self._format = example_formats.format_of(config)
-        if self._format.labelled and data.batching == 'pack':
+        how = choose(packing.BATCHING, data.batching, 'data.batching')
+        if self._format.labelled and how.packs:
             objective = config.train.objective
-            raise UserError(f"data.batching='pack' is not for {objective}: a row has one label; use 'bucket'")
-        self._packed = training and data.batching == 'pack'
+            raise UserError(
+                f"data.batching={data.batching!r} is not for {objective}: a row has one label; use 'bucket'"
+            )
+        self._packed = training and how.packs
         self.records = mixture.load(config, split) if records is None else records
         splits = self.records.splits if isinstance(self.records, mixture.Concatenation) else [self.records]
         mixed = training and len(splits) > 1
         examples = _examples(config, tokenizers, splits, split, training)
         weights = [part.weight for part in parts(data)] if mixed else [None] * len(splits)
-        epochs = mixture.epochs_of_parts(weights, list(map(len, examples)), data.mixture_temperature)
+        sizes = list(map(len, examples))
+        epochs = mixture.epochs_of_parts(weights, sizes, data.mixture_temperature)
+        self._stages = mixture.stages(data, sizes) if mixed else []
+        if self._stages and self._stages[0][0] == 0:
+            epochs = self._stages.pop(0)[1]
 
-        batching = 'bucket' if data.batching == 'pack' and not training else data.batching
-        lengths = np.concatenate([part.lengths for part in examples])
+        batching = 'bucket' if how.packs and not training else data.batching
+        lengths, counts = map(np.concatenate, zip(*(part.spans.counted() for part in examples), strict=True))
         limits = np.array([data.length, data.encoder_length or data.length][: lengths.shape[1]])
-        self.shapes = choose(packing.BATCHING, batching, 'data.batching').shapes(lengths, limits, data.num_buckets)
+        self.shapes = packing.BATCHING[batching].shapes(lengths, limits, data.num_buckets, counts)
         tokens, multiple = data.batch_tokens, row_multiple or data.row_multiple or 1
         rows = [config.train.batch_size if tokens is None else tokens // max(shape) for shape in self.shapes]
         self.widths = tuple(max(count // multiple, 1) * multiple for count in rows)
@@ -95,14 +102,14 @@ class Batches:
             for index, (part, records_) in enumerate(zip(examples, splits, strict=True))
         )
         self._sampler: layout.TrainSampler | layout.EvalSampler = (
-            layout.TrainSampler(self.parts, self.widths, config.train.seed)
+            layout.TrainSampler(self.parts, self.widths, config.train.seed, self._stages)
             if training
             else layout.EvalSampler(self.parts, self.widths, self.shapes)
         )
         self.steps_per_epoch = self._sampler.steps_per_epoch
 
-        fullest = max(range(len(examples)), key=lambda part: examples[part].num_texts.max())
-        fields = self._fields(fullest, int(examples[fullest].num_texts.argmax()), epoch=0)
+        fullest = max(range(len(examples)), key=lambda part: examples[part].fullest()[0])
+        fields = self._fields(fullest, examples[fullest].fullest()[1], epoch=0)
         example = {name: np.asarray(value) for name, value in fields.items()}
         self._per_row = {name: example.pop(name) for name in example_arrays.OF_ROWS if name in example}
         self._dtypes: dict[str, dict[str, np.dtype]] = {side: {} for side in ('', 'encoder_')[: lengths.shape[1]]}
@@ -141,13 +148,15 @@ class Batches:
     def shape_order(self) -> tuple[Any, ...]:
         """What decides the shape of each training batch: where it is equal, so are the shapes of each step."""
         rates = self._sampler.batch_rates if isinstance(self._sampler, layout.TrainSampler) else ()
-        return self.shapes, self.widths, tuple(rates) if len(self.shapes) > 1 else ()
+        rates = [tuple(own) for own in rates] if len(self.shapes) > 1 else []
+        return self.shapes, self.widths, *rates, *([start for start, _ in self._stages] if rates else [])
 
     @functools.cached_property
     def fingerprint(self) -> str:
         """A hash of the tokenised records and their positions in the batches."""
         parts = (f'{part.examples.fingerprint} {part.epochs}'.encode() for part in self.parts)
-        return hashing.digest_bytes(repr((self.shapes, self.widths)).encode(), *parts, size=8)
+        stages = [repr(self._stages).encode()] if self._stages else []
+        return hashing.digest_bytes(repr((self.shapes, self.widths)).encode(), *parts, *stages, size=8)
 
     def batch(self, step: int, share: tuple[int, int] = (0, 1)) -> Batch:
         """Returns the batch of `step`: `inputs` and `positions` int32 [B, T], and the other arrays of the objective.
@@ -202,7 +211,7 @@ class Batches:
         for index, row in zip(rows.part.tolist(), rows.row.tolist(), strict=True):
             part = self.parts[index]
             members = part.rows[row].tolist() if index >= 0 else []
-            segments.append([(index, int(part.examples.record[example]), example) for example in members])
+            segments.append([(index, part.examples.spans[example][0], example) for example in members])
         return segments
 
     def _find(self, step: int) -> tuple[int, layout.Rows]:
