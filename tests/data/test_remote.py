@@ -54,10 +54,11 @@ def whole(server: Server, stop: int | None = None, ranges: bool = True, **header
     server.send_response(206 if start else 200)
     for name, value in {
         'ETag': f'"{hashlib.md5(content).hexdigest()}"', 'Content-Length': str(len(content) - start),
-        'Content-Range': f'bytes {start}-{len(content) - 1}/{len(content)}' if start else '', **headers
+        'Content-Range': f'bytes {start}-{len(content) - 1}/{len(content)}' if start else '',
+        **{name.replace('_', '-'): value for name, value in headers.items()},
     }.items():  # fmt: skip
         if value:
-            server.send_header(name.replace('_', '-'), value)
+            server.send_header(name, value)
     server.end_headers()
     try:
         server.wfile.write(content[start:][:stop])

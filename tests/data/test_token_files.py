@@ -111,8 +111,8 @@ def test_a_stream_is_one_text_and_its_end_is_held_out(tmp_path, head: bytes) -> 
 
 
 def test_small_ids_are_no_halves_of_wide_ones(tmp_path) -> None:
-    nanogpt(tmp_path / 'train.bin', [token % 12 for token in range(999)])
-    assert texts(config(path=(str(tmp_path),))) == [[token % 12 for token in range(999)]]
+    nanogpt(tmp_path / 'train.bin', [token % 12 for token in range(1000)])
+    assert texts(config(path=(str(tmp_path),))) == [[token % 12 for token in range(1000)]]
 
 
 def test_documents_are_held_out_whole(tmp_path) -> None:
