@@ -241,6 +241,7 @@ def test_labels_are_those_of_the_report_and_peeked_until_all_have_ended(tmp_path
     end(made[7], 2.02)
     found.refresh()
     assert found.is_ended and text.table(found)[0][-1] == 'verdict'
+    assert text.table(Watched(tmp_path))[0][-2:] == ('test loss', 'verdict')  # at the first look
     assert found.verdicts()['baseline'].runs.failed == 1
     assert text.about_verdicts(found) == 'verdicts by test loss against baseline'
     other = Watched(tmp_path, baseline='learning_rate=0.002')
