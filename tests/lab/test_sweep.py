@@ -487,25 +487,25 @@ with workdir.lock(pathlib.Path(sys.argv[1])):
 
 
 @contextlib.contextmanager
-def held_by_another(place: pathlib.Path) -> Iterator[None]:
+def held_by_another(place: pathlib.Path) -> Iterator[subprocess.Popen[str]]:
     """Another process is in a workdir."""
     pipes = {'stdin': subprocess.PIPE, 'stdout': subprocess.PIPE, 'env': {**os.environ, 'PYTHONPATH': str(ROOT)}}
     with subprocess.Popen([sys.executable, '-c', HOLDER, str(place)], text=True, **pipes) as holder:
         assert holder.stdout.readline() == 'held\n'
-        yield
+        yield holder
         holder.stdin.close()
 
 
 @pytest.mark.slow
 def test_a_trial_that_another_process_runs_does_not_fail(tmp_path: pathlib.Path, monkeypatch, capsys) -> None:
-    """It is begun a second time, as a task of an array, by a sweep, or with others together."""
+    """It is begun a second time, by itself, with others together, or by a sweep, which tries it again later."""
     monkeypatch.setattr(workdir, 'LOCK_SECONDS', 0)
     monkeypatch.setenv('PYTHONPATH', str(ROOT))
     made = trials.trials(TINY, grid({'optimizer.learning_rate': [1.0, 4.0]}))
     manifest.claim(TINY, made, tmp_path)
     running, other = (tmp_path / trial.directory for trial in made)
     (running / 'error.txt').write_text('of one of some together\n')
-    with held_by_another(running):
+    with held_by_another(running) as holder:
         assert workdir.is_locked(running) and not workdir.is_locked(other) and not (other / 'lock').exists()
         with pytest.raises(UserError, match='is in use by process'):
             train_command.train_and_evaluate(made[0].config, str(running))
@@ -525,13 +525,25 @@ def test_a_trial_that_another_process_runs_does_not_fail(tmp_path: pathlib.Path,
     return 1
     rate = """,
         )
+        outcome, states = trial_process.Training.outcome, []
+
+        def let_go(*given: object) -> tuple[trial_process.End, str]:
+            end, text = outcome(*given)
+            if end is trial_process.End.FAILED:  # the other trial: it was not held up
+                states.append(results.read(tmp_path).runs[0].state)
+                holder.stdin.close()
+                holder.wait()
+            return end, text
+
+        monkeypatch.setattr(trial_process.Training, 'outcome', let_go)
+        monkeypatch.setattr(runner, 'BUSY_SECONDS', 1.0)
         with mock.patch.object(trial_process, 'TRAIN', [sys.executable, '-c', actor]):
             assert runner.sweep(TINY, made, tmp_path) == 1
         said = capsys.readouterr().out
-        assert re.search(rf'baseline/seed_0  .* s  failed: .*--workdir={running} is in use by process', said)
+        assert re.search(rf'baseline/seed_0  .* s  is tried again later: .*--workdir={running} is in use', said)
         assert re.search(r'learning_rate=4.0/seed_0  .* s  failed: ValueError: of its own', said)
-        assert not (running / 'error.txt').exists()
-        assert [run.state for run in results.read(tmp_path).runs] == ['unfinished', 'failed']
+        assert re.search(r'baseline/seed_0  .* s  failed: ValueError: of its own', said)
+        assert states[0] == 'unfinished'
     assert not workdir.is_locked(running) and trials.clear_error(other) and trials.error_of(other) is None
 
 
@@ -586,7 +598,7 @@ def test_another_than_the_first_process_tells_the_first_one_from_another_run(tmp
 def test_a_sweep_that_is_refused_leaves_the_command_of_the_one_before(tmp_path: pathlib.Path) -> None:
     rates = ({'optimizer.learning_rate': rate} for rate in (1.0, 4.0))
     made, other = (trials.trials(TINY, [rate]) for rate in rates)
-    runner.claim(TINY, made, Leases(tmp_path / 'leases'), arguments=['--config=first file.py'])
+    manifest.enter(TINY, made, Leases(tmp_path / 'leases'), arguments=['--config=first file.py'])
     with pytest.raises(UserError, match='holds a trial with another config'):
         runner.sweep(TINY, other, tmp_path, arguments=['--config=second.py'])
     assert (tmp_path / 'command.txt').read_text() == "tformer sweep '--config=first file.py'\n"
