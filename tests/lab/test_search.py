@@ -269,7 +269,7 @@ def test_what_trains_on_any_host_counts_in_the_budget_with_what_it_will_need(tmp
     worker.train(again)
     assert isinstance(worker.next(), Wait)
     worker.train(training[2])
-    assert worker.next() is None and worker.steps == 4 * 270 + 100
+    assert worker.next() is None and worker.steps == 4 * 270 + 10
 
 
 def test_more_trials_go_on_with_a_search_and_another_search_is_refused(tmp_path):

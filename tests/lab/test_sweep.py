@@ -20,7 +20,7 @@ import recipes
 import toy_data
 from lives import HANG, environment
 from places import ROOT, TESTS
-from small_sweeps import ACTOR, TINY, acting, wait_for, waiting
+from small_sweeps import ACTOR, TINY, acting, loaded, wait_for, waiting
 from tformer import __main__ as command_line
 from tformer import checks, config
 from tformer.commands import report as report_command
@@ -257,7 +257,7 @@ def test_a_sweep_may_have_no_match_or_one(match: Match | None, tmp_path: pathlib
     (tmp_path / 'base.py').write_text("def get_config(argument): return {'train': {'num_steps': 2}}")
     text = 'from tformer.lab.sweep import Match, Sweep\n\ndef get_sweep():\n'
     (tmp_path / 'one.py').write_text(f"{text}    return Sweep('base.py', [{{'model.norm': 'dyt'}}], match={match!r})")
-    _, (trial,) = trials.load(f'{tmp_path}/one.py', {'model.emb_dim': '64'})
+    _, (trial,) = loaded(f'{tmp_path}/one.py', {'model.emb_dim': '64'})
     assert trial.mismatch_percent == ({'parameters': 0.0} if match else {})
 
 
@@ -356,7 +356,7 @@ def get_config(argument):
             return Sweep('base.py', product(grid({'model.norm': ['layernorm', 'rmsnorm']}), seeds(2)))
     """
     (tmp_path / 'two.py').write_text('\n'.join(line[8:] for line in text.splitlines()))
-    base, made = trials.load(f'{tmp_path}/two.py', {'model.emb_dim': '64'})
+    base, made = loaded(f'{tmp_path}/two.py', {'model.emb_dim': '64'})
     assert [trial.directory for trial in made][1:3] == ['baseline/seed_1', 'norm=rmsnorm/seed_0']
     assert {trial.config.model.emb_dim for trial in made} == {base.model.emb_dim} == {64}
     command_line.main(['tformer', 'sweep', f'--config={tmp_path}/two.py', '--dry_run', '--config.model.emb_dim=64'])
@@ -364,13 +364,13 @@ def get_config(argument):
     assert [line.split()[0] for line in said[1:5]] == [trial.directory for trial in made]
     assert [line.split()[1] for line in said[1:5]] == [f'{matching.num_parameters(trial.config):,}' for trial in made]
     with pytest.raises(UserError, match=r'--config.model.norm: .* varies this field itself'):
-        trials.load(f'{tmp_path}/two.py', {'model.norm': 'dyt'})
+        loaded(f'{tmp_path}/two.py', {'model.norm': 'dyt'})
     with pytest.raises(UserError, match=r'two.py: .*argument'):
-        trials.load(f'{tmp_path}/two.py:small')
+        loaded(f'{tmp_path}/two.py:small')
     with pytest.raises(UserError, match=r'defines no get_sweep\(\)'):
-        trials.load(f'{tmp_path}/base.py')
+        loaded(f'{tmp_path}/base.py')
     with pytest.raises(UserError, match=r'no file .*tow.py; did you mean .*two.py'):
-        trials.load(f'{tmp_path}/tow.py')
+        loaded(f'{tmp_path}/tow.py')
     of_dict = Sweep(config.config_dict(TINY), [{}])
     assert trials.trials(config.from_dict(of_dict.base), of_dict.arms)[0].config == TINY
 
@@ -414,7 +414,7 @@ def test_a_mistake_in_a_sweep_file_is_a_line_that_names_it(tmp_path, sweep: str,
     text = f'from tformer.lab.sweep import *\nBASE = "base.py"\ndef get_sweep():\n    return {sweep}\n'
     (tmp_path / 'mine.py').write_text(text)
     with pytest.raises(UserError) as error:
-        trials.load(f'{tmp_path}/mine.py')
+        loaded(f'{tmp_path}/mine.py')
     assert 'mine.py' in str(error.value) and message in str(error.value) and '\n' not in str(error.value)
 
 
@@ -781,4 +781,4 @@ def test_what_no_trial_can_be_run_with_is_refused(tmp_path) -> None:
         "def get_sweep():\n    return Sweep('base.py', [{'model.position': 'alibi'}])\n"
     )
     with pytest.raises(UserError, match=r'all\.py: --config\.model\.rope_theta=5\.0 has no effect in any arm$'):
-        trials.load(f'{tmp_path}/all.py', {'model.rope_theta': '5'})
+        loaded(f'{tmp_path}/all.py', {'model.rope_theta': '5'})

@@ -174,6 +174,25 @@ def test_what_a_dead_host_had_is_taken_over_and_nothing_is_done_twice(tmp_path: 
 
 @pytest.mark.signals
 @pytest.mark.slow
+def test_a_halted_host_that_goes_on_gives_up_what_another_has_taken_over(tmp_path: pathlib.Path) -> None:
+    rates, waiting = [5.0, 1.0], tmp_path / 'baseline/seed_0'
+    first = a_host(tmp_path, rates)
+    wait_for(lambda: (tmp_path / 'learning_rate=1.0/seed_0/result.json').exists() and (waiting / 'began').exists())
+    with leases.deciding(tmp_path / 'leases', HANG):  # it is not halted while it has the lock
+        first.send_signal(signal.SIGSTOP)
+        wait_for(lambda: state_of(first.pid) == 'T')
+    second = a_host(tmp_path, rates)
+    wait_for(lambda: begun(tmp_path)['baseline'] == 2)
+    trainers = processes_of(first.pid)
+    first.send_signal(signal.SIGCONT)
+    wait_for(lambda: not set(trainers) <= set(processes_of(first.pid)))  # that of the lost trial is ended
+    (waiting / 'let go').touch()
+    assert first.wait(HANG) == second.wait(HANG) == 0
+    assert begun(tmp_path) == {'baseline': 2, 'learning_rate=1.0': 1} and not (waiting / 'twice').exists()
+
+
+@pytest.mark.signals
+@pytest.mark.slow
 def test_hundreds_of_trials_of_hosts_that_are_killed_at_random_are_each_done_once(tmp_path: pathlib.Path) -> None:
     """300 trials by two hosts of two processes each. Hosts and processes are killed, and files are cut."""
     rates, draw = [round(10.0 + number / 100, 2) for number in range(300)], random.Random(0)
@@ -215,6 +234,11 @@ def processes_of(parent: int) -> list[int]:
         return [int(pid) for pid in pathlib.Path(f'/proc/{parent}/task/{parent}/children').read_text().split()]
     except OSError:
         return []
+
+
+def state_of(pid: int) -> str:
+    """The state of a process, as T for one that is halted."""
+    return pathlib.Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0]
 
 
 # ------------------------------------------------------------------------------------------------- real trainings

@@ -83,6 +83,8 @@ def first_free(state: State, trials: Sequence[Trial], together: int = 1) -> Job 
     if not free:
         leased = sum(state.of(trial) == LEASED for trial in trials)
         return Wait(f'{leased} trials are trained by others') if leased else None
+    if together == 1:
+        return Job((free[0],))
     return Job(programs(state.home, free, trials, together, state.has_killed)[0])
 
 
