@@ -31,6 +31,35 @@ def times(least: int, most: int | None, items: Items) -> Items:
     return [(_constants.MAX_REPEAT, (least, _constants.MAXREPEAT if most is None else most, items))]
 
 
+SPACE = matching('[ ]?')
+COMMA = [*SPACE, *exactly(','), *SPACE]
+
+
+def listed(least: int, most: int | None, item: Items) -> Items:
+    """Returns from `least` to `most` items, between commas."""
+    if most == 0:
+        return []
+    further = times(max(least - 1, 0), None if most is None else most - 1, [*COMMA, *item])
+    return [*item, *further] if least else times(0, 1, [*item, *further])
+
+
+def joined(each: Sequence[Items]) -> Items:
+    """Returns items between commas."""
+    return [item for place, items in enumerate(each) for item in ([*COMMA, *items] if place else items)]
+
+
+def some_of(pairs: Sequence[tuple[Items, bool]]) -> Items:
+    """Returns pairs in their order, between commas, of which some may be left out."""
+    behind: Items = []  # pairs that follow one
+    first: Items = []  # the same where none is before
+    for items, needed in reversed(pairs):
+        begun = [*items, *behind]
+        first = begun if needed else either([begun, first])
+        further = [*COMMA, *items]
+        behind = [*(further if needed else times(0, 1, further)), *behind]
+    return first
+
+
 def text_of(value: Any) -> Items:
     """Returns a value of JSON as the standard library writes it; a `ValueError` is of NaN and infinity."""
     return exactly(json.dumps(value, ensure_ascii=False, allow_nan=False))

@@ -12,8 +12,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tformer.decode import json_numbers, json_overlaps, regular
-from tformer.decode.json_items import CHARACTER, FORMATS, either, exactly, in_string, matching, text_of, times
+from tformer.decode import json_items, json_numbers, json_overlaps, regular
+from tformer.decode.json_items import SPACE, either, exactly, listed, matching, text_of, times
 from tformer.decode.regular import Items, OfBytes
 from tformer.errors import UserError, nearest
 
@@ -25,10 +25,6 @@ def automaton(schema: Any) -> OfBytes:
       UserError: it has a keyword that is not supported, or a value that a keyword does not take.
     """
     return regular.of_items(_fitting(_Place(schema, entered=('#',), found={}), schema))
-
-
-SPACE = matching('[ ]?')
-COMMA = [*SPACE, *exactly(','), *SPACE]
 
 
 class _Nothing(UserError):
@@ -84,15 +80,15 @@ def _string(at: _Place, schema: Mapping[str, Any]) -> Items:
     pattern, form = schema.get('pattern'), schema.get('format')
     if sum(('pattern' in schema, 'format' in schema, not schema.keys().isdisjoint({'minLength', 'maxLength'}))) > 1:
         raise at.refused('pattern, format and a length are supported one at a time')
-    inside = times(*_bounds(at, schema, 'minLength', 'maxLength'), CHARACTER)
+    inside = times(*_bounds(at, schema, 'minLength', 'maxLength'), json_items.CHARACTER)
     if form is not None:
-        if form not in FORMATS:
-            raise at.refused(f'format={form!r} is not supported{nearest(form, FORMATS)}')
-        inside = in_string(matching(FORMATS[form]))
+        if form not in json_items.FORMATS:
+            raise at.refused(f'format={form!r} is not supported{nearest(form, json_items.FORMATS)}')
+        inside = json_items.in_string(matching(json_items.FORMATS[form]))
     elif pattern is not None:
         begins, items, ends = regular.items_of(pattern)
-        more = times(0, None, CHARACTER)
-        inside = [*([] if begins else more), *in_string(items), *([] if ends else more)]
+        more = times(0, None, json_items.CHARACTER)
+        inside = [*([] if begins else more), *json_items.in_string(items), *([] if ends else more)]
     return [*exactly('"'), *inside, *exactly('"')]
 
 
@@ -103,14 +99,6 @@ def _bounds(at: _Place, schema: Mapping[str, Any], least: str, most: str) -> tup
     return low, high
 
 
-def _listed(least: int, most: int | None, item: Items) -> Items:
-    """Returns from `least` to `most` items, between commas."""
-    if most == 0:
-        return []
-    further = times(max(least - 1, 0), None if most is None else most - 1, [*COMMA, *item])
-    return [*item, *further] if least else times(0, 1, [*item, *further])
-
-
 def _array(at: _Place, schema: Mapping[str, Any]) -> Items:
     least, most = _bounds(at, schema, 'minItems', 'maxItems')
     first = schema.get('prefixItems')
@@ -118,17 +106,13 @@ def _array(at: _Place, schema: Mapping[str, Any]) -> Items:
         item = _if_any(at.under('items'), schema.get('items', True)) if most != 0 else []
         if item is None and least:
             raise at.refused(f'no value fits items, and minItems={least}', _Nothing)
-        inside = [] if item is None else _listed(least, most, item)
+        inside = [] if item is None else listed(least, most, item)
     else:
         if not least <= len(first) <= (len(first) if most is None else most):
             raise at.refused(f'prefixItems has {len(first)} values, which minItems and maxItems do not take')
         each = [_fitting(at.under('prefixItems', place), one) for place, one in enumerate(first)]
-        inside = _joined(each)
+        inside = json_items.joined(each)
     return [*exactly('['), *SPACE, *inside, *SPACE, *exactly(']')]
-
-
-def _joined(each: Sequence[Items]) -> Items:
-    return [item for place, items in enumerate(each) for item in ([*COMMA, *items] if place else items)]
 
 
 def _object(at: _Place, schema: Mapping[str, Any]) -> Items:
@@ -142,30 +126,17 @@ def _object(at: _Place, schema: Mapping[str, Any]) -> Items:
     others = schema.get('additionalProperties', True)
     if not properties and others is not False:
         free = _if_any(at.under('additionalProperties'), others)
-        inside = [] if free is None else _listed(0, None, pair(_string(at, {}), free))
+        inside = [] if free is None else listed(0, None, pair(_string(at, {}), free))
     else:
         read = {name: _fitting if name in required else _if_any for name in properties}
         values = {name: read[name](at.under('properties', name), value) for name, value in properties.items()}
         pairs = [(pair(text_of(name), x), name in required) for name, x in values.items() if x is not None]
-        inside = _some_of(pairs)
+        inside = json_items.some_of(pairs)
     return [*exactly('{'), *SPACE, *inside, *SPACE, *exactly('}')]
 
 
-def _some_of(pairs: Sequence[tuple[Items, bool]]) -> Items:
-    """Returns pairs in their order, between commas, of which some may be left out."""
-    behind: Items = []  # pairs that follow one
-    first: Items = []  # the same where none is before
-    for items, needed in reversed(pairs):
-        begun = [*items, *behind]
-        first = begun if needed else either([begun, first])
-        further = [*COMMA, *items]
-        behind = [*(further if needed else times(0, 1, further)), *behind]
-    return first
-
-
 _DEPTH = 2  # of arrays and objects in each other, where any value fits
-_TURNS = 3  # of a reference in itself
-_WAYS = 1000  # in which references are in each other
+_TURNS, _WAYS = 3, 1000  # of a reference in itself, and in which references are in each other
 
 
 def _anything(depth: int = _DEPTH) -> Items:
@@ -173,8 +144,8 @@ def _anything(depth: int = _DEPTH) -> Items:
     if not depth:
         return either(plain)
     item = _anything(depth - 1)
-    pairs = _listed(0, None, [*_string(_Place(None), {}), *SPACE, *exactly(':'), *SPACE, *item])
-    nested = [('[', _listed(0, None, item), ']'), ('{', pairs, '}')]
+    pairs = listed(0, None, [*_string(_Place(None), {}), *SPACE, *exactly(':'), *SPACE, *item])
+    nested = [('[', listed(0, None, item), ']'), ('{', pairs, '}')]
     return either([*plain, *([*exactly(a), *SPACE, *inside, *SPACE, *exactly(b)] for a, inside, b in nested)])
 
 
@@ -307,10 +278,6 @@ def _options(at: _Place, given: Mapping[str, Any], name: str) -> Items:
     return _either([functools.partial(_fitting, at.under(name, place), each) for place, each in enumerate(options)])
 
 
-def _any_of(at: _Place, given: Mapping[str, Any]) -> Items:
-    return _options(at, given, 'anyOf')
-
-
 def _one_of(at: _Place, given: Mapping[str, Any]) -> Items:
     """Returns the values of schemas of which no two fit one value."""
     found = _options(at, given, 'oneOf')
@@ -327,7 +294,6 @@ def _referred(at: _Place, given: Mapping[str, Any]) -> Items:
     if not isinstance(name, str) or not (name == '#' or name.startswith('#/')):
         raise at.refused(f'$ref={json.dumps(name)[:80]} must be a place in the same file: "#/$defs/NAME"')
     assert at.found is not None
-    turns = at.entered.count(name)
     key = (*sorted(at.entered), name)
     if key not in at.found:
         try:
@@ -337,7 +303,7 @@ def _referred(at: _Place, given: Mapping[str, Any]) -> Items:
         if len(at.found) == _WAYS:
             raise at.refused(f'references are in each other in more than {_WAYS:,} ways')
         place = at._replace(path=name, entered=(*at.entered, name))
-        at.found[key] = _if_any(place, there) if turns <= _TURNS else None
+        at.found[key] = _if_any(place, there) if at.entered.count(name) <= _TURNS else None
     items = at.found[key]
     if items is None:
         raise at.refused(f'no value fits $ref={name!r}, or none in which it contains itself {_TURNS} times', _Nothing)
@@ -348,7 +314,7 @@ def _referred(at: _Place, given: Mapping[str, Any]) -> Items:
 _WHOLE: dict[str, Callable[[_Place, Mapping[str, Any]], Items]] = {
     'const': _values,
     'enum': _values,
-    'anyOf': _any_of,
+    'anyOf': functools.partial(_options, name='anyOf'),
     'oneOf': _one_of,
     '$ref': _referred,
 }
