@@ -152,8 +152,8 @@ def make_app(watched: Watched, host: str) -> Any:
 
     def news(asked: Request) -> Response:
         given = asked.query_params
-        version = given.get('version', '0')
-        version = int(version) if re.fullmatch(r'[0-9]{1,15}', version) else 0
+        asked_for = given.get('version', '')
+        version = int(asked_for) if re.fullmatch(r'[0-9]{1,15}', asked_for) else 0
         try:
             found = state.since(given.get('life', ''), version, given.get('arm', ''))
         except UserError as error:
