@@ -32,6 +32,11 @@ def check_data(data: Data, model: Model) -> None:
         f'data.mask_keep={data.mask_keep} and data.mask_random={data.mask_random} are shares of the hidden tokens: '
         'their sum must be at most 1',
     )
+    require(
+        not data.cleaning and data.deduplicate is None,
+        f'data.cleaning={data.cleaning} and data.deduplicate={data.deduplicate} are of `tformer prepare --output`: '
+        'set data.path to what it has written',
+    )
     require(bool(data.denoisers), 'data.denoisers is empty: it must name one or more')
     least, most = {'encoder': (1, 1), 'decoder': (0, 1)}.get(model.family, (1, math.inf))
     require(

@@ -84,6 +84,8 @@ def coerce(annotation: Any, value: Any, field: str) -> Any:
         raise errors.UserError(f'config.{field} is a number of more than 64 bits')
     if isinstance(value, str) and '\0' in value:
         raise errors.UserError(f'config.{field}={value!r} has a NUL character')
+    if type(value) is annotation:  # most are, and a report reads hundreds of thousands
+        return value
     options = _options(annotation)
     for option in options:
         if typing.get_origin(option) is tuple and isinstance(value, list | tuple):
@@ -113,6 +115,7 @@ def parse(annotation: Any, text: str, field: str) -> Any:
     raise errors.UserError(f'config.{field}={text!r} is not {_name(annotation)}')
 
 
+@functools.cache
 def _options(annotation: Any) -> tuple[Any, ...]:
     return typing.get_args(annotation) if typing.get_origin(annotation) in UNIONS else (annotation,)
 

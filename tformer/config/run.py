@@ -23,6 +23,8 @@ class Data(Section):
     source_template: str | None = None  # seq2seq: of the source, e.g. 'premise: {premise} hypothesis: {hypothesis}'
     target_template: str | None = None  # seq2seq: of the target, e.g. '{label}', '{tags}', '{answers[text][0]}'
     bad_lines: str = 'stop'  # a malformed line or record: stop, or skip and count it
+    cleaning: tuple[str, ...] = ()  # prepare --output: what is done to a text, in order
+    deduplicate: str | None = None  # prepare --output: texts that are left out; near: but for case and spaces
     stress: bool = False  # cmudict: keep the stress digits of the vowels
     split_by: str = 'word'  # cmudict: word, as the literature does, or family (inflections stay together)
     task: str = 'modular_division'  # algorithmic: what is computed

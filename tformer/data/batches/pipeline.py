@@ -1,12 +1,14 @@
 """The batches of a split: random access by step, and an iterator that prefetches."""
 
+import collections
+import concurrent.futures
 import contextlib
 import functools
 import os
 import signal
 import threading
 import time
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -264,29 +266,48 @@ def iterate(
     data.num_workers processes (0 or None: this one) with data.num_threads threads prefetch data.prefetch batches. The
     batches and their order do not depend on these numbers.
     """
-    import grain  # and so Orbax: slow to import, and evaluations go without
-
     data = config.data
     stop = _ENDLESS if batches.training else int(batches.steps_per_epoch)
+    if not data.num_workers:
+        yield from _by_threads(batches, range(start_step, stop), share, data.num_threads, data.prefetch)
+        return
+    import grain  # and so Orbax: slow to import
+
     ahead = grain.ReadOptions(num_threads=data.num_threads, prefetch_buffer_size=data.prefetch)
     steps = grain.MapDataset.range(start_step, stop).map(functools.partial(batches.batch, share=share))
     dataset = steps.to_iter_dataset(ahead)
-    if data.num_workers:
-        most = max(8, 4 * (os.cpu_count() or 1))
-        if batches.training and data.num_workers > most:
-            raise UserError(f'data.num_workers={data.num_workers} must be at most {most}: 4 for each core')
-        if not flags.FLAGS.is_parsed():
-            flags.FLAGS.mark_as_parsed()  # grain passes absl's flags on to its processes, and fails if none were parsed
-        per_worker = -(-data.prefetch // data.num_workers)
-        workers = grain.MultiprocessingOptions(data.num_workers, per_worker_buffer_size=per_worker)
-        # Pipes and not shared memory, which killed runs leave behind and of which containers have little.
-        pipes = grain.experimental.DatasetOptions(min_shm_size=1 << 62)
-        dataset = grain.experimental.WithOptionsIterDataset(dataset.mp_prefetch(workers, _follow), pipes)
+    most = max(8, 4 * (os.cpu_count() or 1))
+    if batches.training and data.num_workers > most:
+        raise UserError(f'data.num_workers={data.num_workers} must be at most {most}: 4 for each core')
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS.mark_as_parsed()  # grain passes absl's flags on to its processes, and fails if none were parsed
+    per_worker = -(-data.prefetch // data.num_workers)
+    workers = grain.MultiprocessingOptions(data.num_workers, per_worker_buffer_size=per_worker)
+    # Pipes and not shared memory, which killed runs leave behind and of which containers have little.
+    pipes = grain.experimental.DatasetOptions(min_shm_size=1 << 62)
+    dataset = grain.experimental.WithOptionsIterDataset(dataset.mp_prefetch(workers, follow), pipes)
     with contextlib.closing(iter(dataset)) as prefetched:
         yield from prefetched
 
 
-def _follow(index: int, count: int) -> None:
+def _by_threads(
+    batches: Batches, steps: Iterable[int], share: tuple[int, int], threads: int, prefetch: int
+) -> Iterator[Batch]:
+    """Yields the batches of steps, of which threads of this process make some ahead."""
+    coming: collections.deque[concurrent.futures.Future[Batch]] = collections.deque()
+    with concurrent.futures.ThreadPoolExecutor(threads, 'batches') as pool:
+        try:
+            for step in steps:
+                coming.append(pool.submit(batches.batch, step, share))
+                if len(coming) > prefetch:
+                    yield coming.popleft().result()
+            while coming:
+                yield coming.popleft().result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def follow(index: int = 0, count: int = 1) -> None:
     """Lets a worker process ignore interrupts, and exit once the process that it works for has ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = os.getppid()
