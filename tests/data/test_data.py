@@ -6,6 +6,7 @@ import itertools
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -546,11 +547,12 @@ def test_best_fit_is_that_of_one_example_after_the_other(sizes: list[int]) -> No
 
 
 def test_rows_with_room_wait_for_the_examples_of_later_windows() -> None:
-    """Five windows of 64 neighbours each, of which the first two have long examples only."""
+    """Five windows of 64 neighbours, of which two have examples of 13 only: each may be followed by a 7, if one is left
+    that has not found a row of two before."""
     lengths = np.repeat([13, 7], [128, 192])[:, None]
     seeds = [np.random.default_rng(seed) for seed in range(5)]
-    rows = [list(packing.best_fit(lengths, np.array([20]), seed, window=64)) for seed in seeds]
-    assert {len(each) for each in rows} == {128 + 32}  # two of the rest in a row
+    rows = [len(list(packing.best_fit(lengths, np.array([20]), seed, window=64))) for seed in seeds]
+    assert min(rows) == 128 + 32 and max(rows) < 128 + 96
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packing, 'OPEN_ROWS', 0)
         assert len(list(packing.best_fit(lengths, np.array([20]), np.random.default_rng(0), window=64))) == 128 + 96
@@ -564,7 +566,7 @@ def test_best_fit_wastes_less_than_the_packer_of_small_windows() -> None:
         len(list(packing.BATCHING[name].rows(lengths, np.array([1024]), np.random.default_rng(0)))) / least - 1
         for name in ('pack', 'best_fit')
     ]
-    assert waste[1] < 0.3 * waste[0] and waste[1] < 3e-4
+    assert waste[1] < 0.5 * waste[0] and waste[1] < 3e-4
 
 
 @pytest.mark.parametrize('count', [1, 63, 64, 65, 1000])

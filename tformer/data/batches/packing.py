@@ -112,7 +112,8 @@ def best_fit(
     of examples. `lengths`, int [N, stacks], are from 1 to `limits`, int [stacks].
     """
     runs, key = -(-len(lengths) // NEIGHBOURS), (int(rng.integers(1 << 62)),)
-    free, rows = np.zeros((0, len(limits)), np.int64), []
+    free = np.zeros((0, len(limits)), np.int64)
+    rows: list[list[int]] = []
     for start in range(0, runs, step := max(window // NEIGHBOURS, 1)):
         firsts = NEIGHBOURS * permuted(np.arange(start, min(start + step, runs)), runs, key)
         members = np.concatenate([np.arange(first, min(first + NEIGHBOURS, len(lengths))) for first in firsts])
@@ -125,9 +126,8 @@ def best_fit(
             else:
                 free = _place(waiting[one].tolist(), kinds[one], limits, free, rows)
         room = (free / limits).sum(axis=1)
-        wait = np.zeros(len(rows), bool)
-        wait[np.argsort(-room, kind='stable')[:OPEN_ROWS]] = True
-        wait &= (free > 0).all(axis=1)
+        emptiest = np.argsort(-room, kind='stable')[:OPEN_ROWS]
+        wait = np.isin(np.arange(len(rows)), emptiest) & (free > 0).all(axis=1)
         yield from (row for row, waits in zip(rows, wait.tolist(), strict=True) if not waits)
         rows, free = [row for row, waits in zip(rows, wait.tolist(), strict=True) if waits], free[wait]
     yield from rows

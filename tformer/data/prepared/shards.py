@@ -186,10 +186,8 @@ class Sharded(Documents):
     def __reduce__(self) -> tuple[Any, ...]:
         return Sharded, (self.shards, self.rows)
 
-    @property
-    def lengths(self) -> np.ndarray:
-        found = self.shards.lengths if self.rows is None else self.shards.lengths[self.rows]
-        return found.astype(np.int64)
+    def sizes(self, rows: Any) -> np.ndarray:
+        return self.shards.lengths[rows if self.rows is None else self.rows[rows]].astype(np.int64)
 
     def taken(self, rows: np.ndarray) -> 'Sharded':
         return Sharded(self.shards, rows if self.rows is None else self.rows[rows])
