@@ -221,7 +221,8 @@ def kept_bytes(config: Config, mesh: dict[str, int]) -> float:
 def variants(config: Config, target: Target, overrides: dict[str, str], best: Attempt) -> list[dict[str, str]]:
     """Returns the overrides of `best`, the fastest attempt, with one more each: another attention kernel that serves
     the model, or sequence parallelism; none if it does not fit."""
-    model, more = config.model, []
+    model = config.model
+    more: list[dict[str, str]] = []
     if not best.fits:
         return []
     if 'model.attention_kernel' not in overrides and model.recurrence is None:
