@@ -287,7 +287,7 @@ DEFAULTS = {
     'gemma2': OF_GEMMA2,
     'qwen3': {**OF_LLAMA, **OF_QWEN, 'head_dim': 128, 'attention_bias': False},
     'olmo2': {**OF_LLAMA, 'attention_bias': False},
-    'phi3': {**OF_LLAMA, 'sliding_window': None, 'partial_rotary_factor': 1.0},
+    'phi3': {**OF_LLAMA, 'sliding_window': None, 'partial_rotary_factor': 1.0, 'original_max_position_embeddings': 4096},
     'gpt_neox': {'hidden_act': 'gelu', 'hidden_dropout': 0.0, 'attention_dropout': 0.0, 'layer_norm_eps': 1e-5,
                  'use_parallel_residual': True, 'attention_bias': True, 'tie_word_embeddings': False,
                  'rotary_emb_base': 10_000, 'rotary_pct': 0.25},
