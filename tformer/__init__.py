@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from tformer.commands.inspect import inspect as inspect
     from tformer.commands.predict import predict as predict
     from tformer.commands.prepare import prepare as prepare
+    from tformer.commands.prepare import prepare_set as prepare_set
     from tformer.commands.replay import replay as replay
     from tformer.commands.report import report as report
     from tformer.commands.run import Run as Run
@@ -70,7 +71,7 @@ _NAMES = {
     'tformer.commands.import_': ('import_hub',),
     'tformer.commands.inspect': ('inspect',),
     'tformer.commands.predict': ('predict',),
-    'tformer.commands.prepare': ('prepare',),
+    'tformer.commands.prepare': ('prepare', 'prepare_set'),
     'tformer.commands.replay': ('replay',),
     'tformer.commands.report': ('report',),
     'tformer.commands.run': ('Run',),

@@ -8,4 +8,5 @@ from tformer.checks.check import check as check
 from tformer.checks.check import check_here as check_here
 from tformer.checks.choices import TABLES as TABLES
 from tformer.checks.choices import ablation_table as ablation_table
+from tformer.checks.choices import check_choices as check_choices
 from tformer.checks.derived import resolve as resolve

@@ -14,6 +14,8 @@ from tformer.config import Config
 from tformer.config.tasks import TASKS
 from tformer.data.batches import packing
 from tformer.data.examples import corrupt, denoisers, example_formats
+from tformer.data.inspection import duplicates
+from tformer.data.prepared import cleaning
 from tformer.data.sources import algorithmic, records, sources
 from tformer.data.tokenizers import tokenizers, vocabulary
 from tformer.decode.beam import STOPPING
@@ -80,6 +82,8 @@ TABLES: dict[str, Iterable[Any]] = {
     'model.param_dtype': DTYPES,
     'data.source': sources.SOURCES,
     'data.bad_lines': records.BAD_LINES,
+    'data.cleaning': cleaning.CLEANING,
+    'data.deduplicate': (*duplicates.ALIKE, 'minhash', None),
     'data.tokenizer': tokenizers.TOKENIZERS,
     'data.source_tokenizer': _or_none(tokenizers.TOKENIZERS),
     'data.tokenizer_model': ('unigram', 'bpe'),

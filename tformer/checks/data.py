@@ -6,6 +6,7 @@ import string
 
 from tformer.checks.conditions import require
 from tformer.config import Config, Data, Model, parts
+from tformer.config.convert import stages
 from tformer.config.tasks import TASKS
 from tformer.errors import UserError
 
@@ -30,6 +31,11 @@ def check_data(data: Data, model: Model) -> None:
         data.mask_keep + data.mask_random <= 1,
         f'data.mask_keep={data.mask_keep} and data.mask_random={data.mask_random} are shares of the hidden tokens: '
         'their sum must be at most 1',
+    )
+    require(
+        not data.cleaning and data.deduplicate is None,
+        f'data.cleaning={data.cleaning} and data.deduplicate={data.deduplicate} are of `tformer prepare --output`: '
+        'set data.path to what it has written',
     )
     require(bool(data.denoisers), 'data.denoisers is empty: it must name one or more')
     least, most = {'encoder': (1, 1), 'decoder': (0, 1)}.get(model.family, (1, math.inf))
@@ -68,6 +74,8 @@ def check_records(config: Config) -> None:
         task.classes != 'tags' or not tags,
         f'data.labels names types of tags, e.g. PER for B-PER and I-PER, and not O: {", ".join(tags)}',
     )
+    stages(data)
+    require(bool(config.decode.gap), 'decode.gap is empty: it must be a text that stands where another is missing')
     low_high = data.label_range
     require(
         not low_high or (len(low_high) == 2 and -math.inf < low_high[0] < low_high[1] < math.inf),

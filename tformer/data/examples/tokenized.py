@@ -129,9 +129,8 @@ def _of_tokens(config: Config, tokenizers: Tokenizers, encoding: Encoding, recor
     if encoding != TEXT:
         raise UserError(f'data.path names files of tokens, and train.objective={config.train.objective} needs texts')
     assert isinstance(records.contents, Tokens)
-    target, digest = tokenizers.target, [tokenizers.fingerprint, records.fingerprint]
-    specials = target.specials.bos, target.specials.eos
-    documents = records.contents.of_vocabulary(target.vocab_size, *specials, target.decode)
+    digest = [tokenizers.fingerprint, records.fingerprint]
+    documents = records.contents.of_tokenizer(tokenizers.target)
     return Columns({'tokens': documents}, np.zeros(0, np.int64), 0, hashing.digest_json(digest, size=8))
 
 

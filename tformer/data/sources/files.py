@@ -2,6 +2,7 @@
 
 import collections
 import glob
+import itertools
 import json
 import os
 import re
@@ -11,6 +12,7 @@ from pathlib import Path
 from tformer.config.run import Data
 from tformer.config.tasks import RECORDS, TASKS
 from tformer.data import cache, remote
+from tformer.data.prepared import shards
 from tformer.data.sources import token_files
 from tformer.data.sources.file_formats import ENDINGS, READERS, ending, opened
 from tformer.data.sources.records import Read, Record, fingerprint, split_of, text_of
@@ -37,16 +39,10 @@ def load(config: Data, objective: str, split: str) -> tuple[str, Read]:
     Raises:
       UserError: a file is missing; when the records are read: a file is empty or a line is malformed.
     """
-    own = {'valid': config.valid_path, 'test': config.test_path}
-    held_out = tuple(name for name, paths in own.items() if not paths)
-    paths = own.get(split) or config.path
-    if not paths:
-        raise UserError("data.source='files' needs data.path: directories, or the train files")
-    located: list[tuple[Path, tuple[str, ...]]] = []  # each file, and the splits that are held out of it
-    for name in (remote.fetched(path, cache.directory(config)) for path in paths):
-        has_splits = os.path.isdir(name) and not os.path.isfile(os.path.join(name, _SAVED))
-        parts = () if own.get(split) or has_splits else held_out
-        located += [(path, parts) for path in _located(name, split) if ending(path)]
+    names = named(config, split)
+    if any(map(shards.is_set, names)):
+        return _prepared(names, config, objective, split)
+    located = locate(config, split)
     if any(path.suffix == token_files.ENDING for path, _ in located):
         return _tokens(located, config, objective, split)
     how: list[object] = [config.columns, config.bad_lines, objective]
@@ -59,11 +55,45 @@ def load(config: Data, objective: str, split: str) -> tuple[str, Read]:
 
     def read() -> tuple[Spooled, int]:
         texts = [(opened(file, config.bad_lines), parts) for file, parts in files]
-        records = (record for text, parts in texts for record in _read(text, parts, split, config, objective))
-        spooled = Spooled(records, cache.directory(config))
+        found = itertools.chain.from_iterable(read_splits(*text, split, config, objective) for text in texts)
+        spooled = Spooled((record for name, record in found if name == split), cache.directory(config))
         return spooled, sum(text.skipped for text, _ in texts)
 
     return fingerprint(how, contents), read
+
+
+def named(config: Data, split: str) -> list[str]:
+    """Returns the entries of data.path, or of the path of the split; of a URL the name of a local copy."""
+    paths = {'valid': config.valid_path, 'test': config.test_path}.get(split) or config.path
+    if not paths:
+        raise UserError("data.source='files' needs data.path: directories, or the train files")
+    return [remote.fetched(path, cache.directory(config)) for path in paths]
+
+
+def locate(config: Data, split: str) -> list[tuple[Path, tuple[str, ...]]]:
+    """Returns each file of a split, and the splits that are held out of it."""
+    own = {'valid': config.valid_path, 'test': config.test_path}
+    held_out = tuple(name for name, paths in own.items() if not paths)
+    located: list[tuple[Path, tuple[str, ...]]] = []
+    for name in named(config, split):
+        has_splits = os.path.isdir(name) and not os.path.isfile(os.path.join(name, _SAVED))
+        parts = () if own.get(split) or has_splits else held_out
+        located += [(path, parts) for path in _located(name, split) if ending(path)]
+    return located
+
+
+def _prepared(names: Sequence[str], config: Data, objective: str, split: str) -> tuple[str, Read]:
+    """As `load`, of a prepared set."""
+    if len(names) > 1:
+        raise UserError(
+            f'{names[0]} is one of several entries of data.path, and a prepared set is the only one: make '
+            'parts of data.mixture'
+        )
+    if TASKS[objective].fields != ('text',):
+        raise UserError(f'{names[0]} has only tokens and {objective} needs {" and ".join(TASKS[objective].fields)}')
+    if config.columns:
+        raise UserError(f'{names[0]}: data.columns={config.columns} has no effect on a prepared set')
+    return shards.load(names[0], split)
 
 
 def _tokens(
@@ -116,10 +146,13 @@ def _of_dict(directory: Path, split: str) -> Path:
 def _saved(directory: Path) -> list[Path]:
     """Returns the Arrow files of a `Dataset` in their order."""
     try:
-        names = [file['filename'] for file in json.loads((directory / _SAVED).read_text())['_data_files']]
-        files = [directory / Path(name).name for name in names]
+        state = json.loads((directory / _SAVED).read_text())
+        files = [directory / Path(file['filename']).name for file in state['_data_files']]
+        selects = bool(state.get('_indices_data_files'))
     except (ValueError, LookupError, TypeError) as error:
         raise UserError(f'{directory / _SAVED} is not of a saved set: {type(error).__name__} {error}') from None
+    if selects:
+        raise UserError(f'{directory} is a selection of rows by an old version of datasets: save it by a newer one')
     for file in files:
         if not file.is_file():
             raise UserError(f'{file}, a part of {directory}, does not exist')
@@ -157,19 +190,24 @@ def _order(path: Path) -> list[int | str]:
     return [int(part) if part.isdecimal() else part for part in re.split(r'(\d+)', str(path))]
 
 
-def _read(text: Numbered, held_out: tuple[str, ...], split: str, config: Data, objective: str) -> Iterator[Record]:
-    """Yields the records of a file; if splits are held out of it, only those of `split`."""
-    kind, empty = ending(text.path), True
+def read_splits(
+    text: Numbered, held_out: tuple[str, ...], split: str, config: Data, objective: str
+) -> Iterator[tuple[str, Record]]:
+    """Yields (split, record) of a file: `split`, or where splits are held out of it each record's own."""
+    kind, empty = ending(text.path), not text.partial
     is_document = kind == '.txt' and TASKS[objective].running_text
     key, shares = RECORDS[TASKS[objective].records].held_out_by, dict.fromkeys(held_out, _HELD_OUT)
     for record in READERS[kind](text, config, objective):
         empty = False
         if held_out and is_document:
-            part = _cut(record['text'], held_out, split)
-            if part.strip():
-                yield {'text': part}
-        elif not held_out or split_of(text_of(record, key), shares.get('valid', 0), shares.get('test', 0)) == split:
-            yield record
+            for name in ('train', *held_out):
+                part = _cut(record['text'], held_out, name)
+                if part.strip():
+                    yield name, {'text': part}
+        elif held_out:
+            yield split_of(text_of(record, key), shares.get('valid', 0), shares.get('test', 0)), record
+        else:
+            yield split, record
     if empty:
         bad = f': {text.skipped} bad lines were skipped' if text.skipped else ''
         raise UserError(f'{text.path} holds no examples{bad}')

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from tformer.config.run import Data
 from tformer.config.tasks import TASKS, with_records
-from tformer.data.sources import algorithmic, files, tfds, token_files
+from tformer.data.sources import algorithmic, files, tfds
 from tformer.data.sources.records import SPLITS, Read, Record, Split, fingerprint, place_of, split_of
 from tformer.data.sources.text_reader import find
 from tformer.errors import NoSplitError, UserError, choose
@@ -42,11 +42,12 @@ def load(config: Data, objective: str, split: str) -> Split:
     def read_some() -> tuple[Sequence[Record], int]:
         records, skipped = read()
         if not len(records):
-            place = ','.join(config.path) if 'path' in source.fields else config.source
+            own = {'valid': config.valid_path, 'test': config.test_path}.get(split)
+            place = ','.join(own or config.path) if 'path' in source.fields else config.source
             raise NoSplitError(f'the {split} split of {place} is empty')
         return records, skipped
 
-    return Split(records_fingerprint, read_some, of_tokens=isinstance(read, token_files.Reader))
+    return Split(records_fingerprint, read_some, of_tokens=getattr(read, 'of_tokens', False))
 
 
 def cmudict(config: Data, objective: str, split: str) -> tuple[str, Read]:

@@ -33,6 +33,7 @@ class Numbered:
     """A file that is read once from beginning to end, in lines or rows with numbers."""
 
     between = ':'  # a file's name and the number of a line, in messages
+    partial = False  # whether other parts of the file are read elsewhere
 
     def __init__(self, file: File, bad_lines: str) -> None:
         self.path, self.file = file.path, file
@@ -61,24 +62,62 @@ class Text(Numbered):
         Raises:
           UserError: the file cannot be read to its end, is not UTF-8, or has changed since it was found.
         """
+        for number, line in self._numbered():
+            if number == 1:
+                _refuse_utf16(self.path, line)
+                line = line.removeprefix(b'\xef\xbb\xbf')
+            if b'\0' in line:
+                self.bad(number, 'it has a NUL byte, so it is not text')
+                continue
+            try:
+                yield number, line.decode()
+            except UnicodeDecodeError as error:
+                self.bad(number, f'not UTF-8: byte 0x{line[error.start]:02x}')
+
+    def _numbered(self) -> Iterator[tuple[int, bytes]]:
         with opened(self.file) as lines:
-            for number, line in enumerate(lines, start=1):
-                if number == 1:
-                    _refuse_utf16(self.path, line)
-                    line = line.removeprefix(b'\xef\xbb\xbf')
-                if b'\0' in line:
-                    self.bad(number, 'it has a NUL byte, so it is not text')
-                    continue
-                try:
-                    yield number, line.decode()
-                except UnicodeDecodeError as error:
-                    self.bad(number, f'not UTF-8: byte 0x{line[error.start]:02x}')
+            yield from enumerate(lines, start=1)
 
     def filled(self) -> Iterator[tuple[int, str]]:
         """Yields the number and text of each line that is not blank, without its end."""
         for number, line in self:
             if line.strip():
                 yield number, line.removesuffix('\n').removesuffix('\r')
+
+
+class Part(Text):
+    """The lines of a file, which is not packed, that begin from byte `start` on and before `stop`.
+
+    The file is not hashed again: it must have the size and the time that it had `before`.
+    """
+
+    partial = True
+
+    def __init__(self, file: File, bad_lines: str, start: int, stop: int, before: tuple[int, int]) -> None:
+        super().__init__(file, bad_lines)
+        self._start, self._stop, self._before = start, stop, before
+
+    def where(self, number: int) -> str:
+        with self.path.open('rb') as file:
+            ahead = range(0, self._start, _BUFFER)
+            lines = sum(file.read(min(_BUFFER, self._start - place)).count(b'\n') for place in ahead)
+            if self._start:  # a line that begins before, and ends in this part
+                file.seek(self._start - 1)
+                lines += file.readline() != b'\n'
+        return super().where(number + lines - bool(self._start))
+
+    def _numbered(self) -> Iterator[tuple[int, bytes]]:
+        with self.path.open('rb', _BUFFER) as file:
+            place = 0
+            if self._start:
+                file.seek(self._start - 1)
+                place = self._start - 1 + len(file.readline())
+            number = int(self._start > 0)  # the first line of a file is number 1, and special
+            while place < self._stop and (line := file.readline()):
+                number, place = number + 1, place + len(line)
+                yield number, line
+        if state(self.path) != self._before:
+            raise changed(self.path)
 
 
 def find(path: Path) -> File:

@@ -8,13 +8,14 @@ import dataclasses
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from tformer.data.ragged import Documents, mapped
 from tformer.data.sources.records import Record, View
 from tformer.data.sources.text_reader import File, changed, find, state
+from tformer.data.tokenizers.vocabulary import Tokenizer
 from tformer.errors import UserError
 
 HELD_OUT = 0.02  # the share of a file that is held out for a split without files of its own
@@ -65,14 +66,15 @@ class Tokens(View):
     def taken(self, indices: Sequence[int]) -> 'Tokens':
         return Tokens(self._files, self.documents.taken(np.array(indices, np.int64)))
 
-    def of_vocabulary(self, size: int, bos: int, eos: int, decode: Decode) -> Documents:
+    def of_tokenizer(self, tokenizer: Tokenizer) -> Documents:
         """Returns the documents without the special tokens around them, all of whose tokens have been read once.
 
-        From then on the records have text, by `decode`.
+        From then on the records have text.
 
         Raises:
-          UserError: a token is not of a vocabulary of this size, or a file has changed since it was found.
+          UserError: a token is not of the tokenizer's vocabulary, or a file has changed since it was found.
         """
+        size = tokenizer.vocab_size
         for at, (place, token) in enumerate(self.documents.outside(size)):
             if place >= 0:
                 where = f'{self._files[at].file.path}: token {token} at place {place:,}'
@@ -80,8 +82,8 @@ class Tokens(View):
         for each in self._files:
             if state(each.file.path) != each.state:
                 raise changed(each.file.path)
-        self._decode = decode
-        return self.documents.stripped(bos, eos)
+        self._decode = tokenizer.decode
+        return self.documents.stripped(tokenizer.specials.bos, tokenizer.specials.eos)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,13 +95,14 @@ class Reader:
 
     files: Sequence[tuple[TokenFile, tuple[str, ...]]]
     split: str
+    of_tokens: ClassVar[bool] = True
 
     def __call__(self) -> tuple[Tokens, int]:
         """Returns the documents; none is skipped."""
         maps, owners, starts, stops = [], [], [], []
         for number, (file, held_out) in enumerate(self.files):
             tokens, first, last = _documents(file) if file.idx else _stream(file)
-            if held_out:
+            if held_out and len(first):
                 first, last = _part(first, last, held_out, self.split, cut=file.idx is None)
             maps.append(tokens)
             owners.append(np.full(len(first), number))
@@ -139,9 +142,15 @@ def _stream(file: TokenFile) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         count = int(head[8:12].view('<u4')[0]) if len(head) == _HEADER else 0
         if last - first != count:
             raise UserError(f'{path} has {last - first:,} tokens, and its header says {count:,}: it is cut off')
-    elif len(head) > 16 and not head[: len(head) // 4 * 4].reshape(-1, 4)[:, 2:].any():
+    elif len(head) > 16 and _is_wide(head[: len(head) // 4 * 4].view('<u2')):
         raise UserError(f'{path} looks like numbers of 32 bits or more, and nanoGPT writes tokens in 16 bits')
     return mapped(str(path), dtype), np.array([first]), np.array([last])
+
+
+def _is_wide(halves: np.ndarray) -> bool:
+    """Returns whether numbers of 16 bits look like the halves of wider ones, below 2**20."""
+    low, high = halves[::2], halves[1::2]
+    return bool(not high.any() or high.max() < 16 <= low.max())
 
 
 def _documents(file: TokenFile) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

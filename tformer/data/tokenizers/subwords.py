@@ -20,6 +20,7 @@ class SentencePiece(Tokenizer):
     """
 
     fields = ('tokenizer_vocab_size', 'tokenizer_model', 'byte_fallback')
+    threads = -1  # that tokenise several texts together; -1: as many as there are cores
     _SPACE = '\u2581'
 
     def __init__(self, stored: bytes) -> None:
@@ -70,7 +71,7 @@ class SentencePiece(Tokenizer):
     def _encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         encode = self._processor.encode
         several = len(texts) > 1  # one text needs no threads
-        encoded = encode(list(texts), num_threads=-1) if several else list(map(encode, texts))
+        encoded = encode(list(texts), num_threads=self.threads) if several else list(map(encode, texts))
         for row, text in enumerate(texts):
             if self._SPACE in text:
                 first, *rest = map(encode, text.split(self._SPACE))

@@ -5,6 +5,7 @@ The list is written whole by whoever decides in the directory at the time, so th
 
 import json
 import pathlib
+import secrets
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +13,9 @@ from typing import Any
 from tformer import atomic, checks, config
 from tformer.config import Config, json_files
 from tformer.errors import UserError
-from tformer.lab.sweep.trials import STATED, Trial
+from tformer.lab.sweep import leases
+from tformer.lab.sweep.leases import Lease, Leases
+from tformer.lab.sweep.trials import STATED, Trial, clear_error
 
 LIST = 'sweep.json'
 COMMAND = 'command.txt'  # the command line that began the sweep
@@ -45,7 +48,11 @@ def claim(base: Config, trials: Sequence[Trial], home: pathlib.Path, arguments: 
       UserError: as `check`; nothing is written.
     """
     check(trials, home)
-    seconds = times(home)
+    try:
+        seconds = times(home)
+    except UserError as error:
+        print(f'{error}; it is written anew, without the seconds that its trials have run', flush=True)
+        seconds = {}
     gone = sorted(seconds.keys() - {trial.directory for trial in trials})
     if gone := [name for name in gone if (home / name).is_dir()]:
         print(f'no longer in the sweep, but still in {home}: {", ".join(gone)}', flush=True)
@@ -54,6 +61,36 @@ def claim(base: Config, trials: Sequence[Trial], home: pathlib.Path, arguments: 
     write(base, trials, home, seconds)
     if arguments is not None:
         atomic.write(home / COMMAND, shlex.join(['tformer', 'sweep', *arguments]) + '\n')
+
+
+def enter(
+    base: Config,
+    trials: Sequence[Trial],
+    held: Leases,
+    joins: bool = False,
+    arguments: Sequence[str] | None = None,
+) -> Lease | None:
+    """Claims the directory above `held`; returns the lease that says that a command runs its sweep.
+
+    If no other does, trials that failed are to run again, unless this one `joins`.
+
+    Raises:
+      UserError: as `check`, or a process that is halted has the lock of the directory.
+    """
+    home = held.directory.parent
+    with leases.deciding(held.directory, leases.PATIENCE) as decides:
+        if not decides:
+            who = 'a process of this sweep that is halted (`fuser` names it)'
+            raise UserError(f'{held.directory / "lock"} has been locked for {leases.PATIENCE:.0f} s by {who}')
+        claim(base, trials, home, arguments)
+        held.look()
+        others = [name for name in held.names() if held.is_held(name)]
+        if not joins and not others:
+            for trial in trials:
+                clear_error(home / trial.directory)
+        elif not joins:
+            print(f'others train trials of {home}; those that failed stay so', flush=True)
+        return held.take(f'session/{secrets.token_hex(8)}')
 
 
 def add(base: Config, trials: Sequence[Trial], home: pathlib.Path) -> None:

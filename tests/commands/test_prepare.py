@@ -1,0 +1,97 @@
+"""`tformer prepare --output`: its processes, Beam, what a kill leaves, and the mistakes of its flags."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+import pytest
+
+import beam_python
+from lives import HANG
+from places import ROOT
+from tformer import __main__ as command_line
+from tformer.errors import UserError
+
+FLAGS = (f'--config={ROOT}/configs/lm_stdlib.py', '--config.data.source=files', '--config.data.tokenizer=byte',
+         '--config.data.deduplicate=exact')  # fmt: skip
+
+
+def corpus(place: pathlib.Path) -> str:
+    place.mkdir()
+    for number in range(12):
+        rows = [json.dumps({'text': f'text {i % 150} of {number % 7}: ' + 'naïve ' * (i % 40)}) for i in range(200)]
+        (place / f'train-{number:05d}-of-00012.jsonl').write_text('\n'.join(rows))
+    return f'--config.data.path={place}/train-*.jsonl'
+
+
+def start(*flags: str, python: str = sys.executable) -> subprocess.Popen[str]:
+    environment = {**os.environ, 'PYTHONPATH': str(ROOT), 'JAX_PLATFORMS': 'cpu'}
+    command = [python, '-m', 'tformer', 'prepare', *FLAGS, *flags]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def run(*flags: str, python: str = sys.executable) -> str:
+    process = start(*flags, python=python)
+    out, err = process.communicate(timeout=HANG)
+    assert process.returncode == 0, err
+    return out
+
+
+def content(place: pathlib.Path) -> dict[str, bytes]:
+    assert not (place / 'unfinished').exists()
+    return {file.name: file.read_bytes() for file in sorted(place.iterdir())}
+
+
+@pytest.mark.slow
+@pytest.mark.signals
+def test_the_bytes_of_a_set_do_not_depend_on_processes_nor_on_a_kill(tmp_path: pathlib.Path) -> None:
+    path = corpus(tmp_path / 'files')
+    said = run(path, f'--output={tmp_path}/one', '--processes=1')
+    assert 'one is written: of 2,400 texts, 1,000 duplicates' in said
+    assert f'--config.data.path={tmp_path}/one --config.data.tokenizer_from={tmp_path}/one' in said
+
+    process = start(path, f'--output={tmp_path}/two', '--processes=2')
+    while process.poll() is None and not list((tmp_path / 'two').glob('unfinished/*/manifest.json')):
+        time.sleep(0.01)
+    children = pathlib.Path(f'/proc/{process.pid}/task/{process.pid}/children').read_text().split()
+    process.kill()
+    process.communicate(timeout=HANG)
+    end = time.monotonic() + HANG
+    while any(pathlib.Path('/proc', child).exists() for child in children):
+        assert time.monotonic() < end, 'a process of a killed preparation goes on'
+        time.sleep(0.1)
+    run(path, f'--output={tmp_path}/two', '--processes=2')
+    assert content(tmp_path / 'one') == content(tmp_path / 'two')
+
+
+@pytest.mark.slow
+def test_beam_makes_the_same_bytes(tmp_path: pathlib.Path) -> None:
+    python, path = beam_python.interpreter(), corpus(tmp_path / 'files')
+    run(path, f'--output={tmp_path}/here', '--processes=1')
+    flags = '--beam=--runner=DirectRunner --direct_num_workers=1'
+    assert 'is written' in run(path, f'--output={tmp_path}/beam', flags, python=python)
+    assert content(tmp_path / 'here') == content(tmp_path / 'beam')
+
+
+@pytest.mark.parametrize(
+    ('flags', 'message'),
+    [
+        (('--processes=2',), '--processes is of a prepared set: give --output=DIR'),
+        (('--output=a', '--workdir=b'), '--output and --workdir are two preparations'),
+        (('--output=a', '--processes=1', '--beam=--runner=x'), '--processes and --beam are two ways'),
+        (('--output=a', '--processes=0'), '--processes=0 must be positive'),
+        (('--output=a', '--config.data.deduplicate=same'), "data.deduplicate='same' is unknown"),
+        (('--output=a', '--config.data.cleaning=spces'), "data.cleaning='spces' is unknown; did you mean 'spaces'"),
+        (('--workdir=a',), 'are of `tformer prepare --output`: set data.path to what it has written'),
+    ],
+)
+def test_mistakes_of_flags(tmp_path: pathlib.Path, flags, message, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'a.jsonl').write_text('{"text": "a"}\n')
+    with pytest.raises(UserError) as error:
+        command_line.main(['tformer', 'prepare', *FLAGS, '--config.data.path=a.jsonl', *flags])
+    assert message in str(error.value)
+    assert not (tmp_path / 'a').exists()
