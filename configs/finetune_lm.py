@@ -29,6 +29,7 @@ def get_config(arguments: str = '') -> ConfigDict:
             'data.overlong': 'drop',
             'train.objective': 'causal_lm',
             'train.init_narrow': (),
+            'train.min_steps': None,
             'train.best_metric': 'valid/loss',
         },
     )

@@ -66,7 +66,7 @@ def layered_rotary(
 
     def read(hub: HubConfig) -> dict[str, Any]:
         both = hub.section('rope_parameters') or HubConfig({}, {})
-        earlier = hub.section('rope_scaling') or {}
+        earlier: Mapping[str, Any] = hub.section('rope_scaling') or {}
         wide = {'rope_theta': hub[theta], **(both.section('full_attention') or {}), **earlier}
         near = {'rope_theta': hub[local], **(both.section('sliding_attention') or {})}
         others = both.keys() - {'full_attention', 'sliding_attention', 'model_type'}
