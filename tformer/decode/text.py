@@ -189,6 +189,7 @@ def _reader(config: Config, tokenizers: Tokenizers, cut: bool) -> Callable[[Sequ
     template = special_tokens.template_of(config, tokenizers)
     around = template.given if paired or given else template.prompt
     room = longest - (len(around([0])) - 1)
+    gap = config.decode.gap if tasks.TASKS[config.train.objective].gap else None
 
     def framed(text: str, tokens: list[int]) -> list[int]:
         if len(tokens) > room and not cut:
@@ -207,13 +208,18 @@ def _reader(config: Config, tokenizers: Tokenizers, cut: bool) -> Callable[[Sequ
         if len(parts) == 1:
             return framed(text, parts[0])
         if len(parts) > 2:
-            raise UserError(f'{text[:40]!r}... has {len(parts) - 1} times {config.decode.gap} (decode.gap), not once')
-        most = room if cut else sum(map(len, parts)) + room
-        return framed(text, infilling.prompt(tokenizers.target, *parts, most))
+            raise UserError(f'{text[:40]!r}... has {len(parts) - 1} times {gap} (decode.gap), not once')
+        prefix, suffix = parts
+        most = room if cut else len(prefix) + len(suffix) + room
+        return framed(text, infilling.prompt(tokenizers.target, prefix, suffix, most))
+
+    def pieces_of(text: str | Messages) -> list[str]:
+        if not isinstance(text, str):
+            return []
+        return text.split(gap) if gap is not None else [text]
 
     def read(texts: Sequence[str | Messages]) -> list[list[int]]:
-        gap = config.decode.gap if tasks.TASKS[config.train.objective].gap else None
-        pieces = [text.split(gap) if isinstance(text, str) else [] for text in texts]
+        pieces = [pieces_of(text) for text in texts]
         encoded = iter(_input_side(config, tokenizers).encode_batch(list(itertools.chain(*pieces))))
         return [
             filled(text, list(itertools.islice(encoded, len(own)))) if isinstance(text, str) else replied(text)

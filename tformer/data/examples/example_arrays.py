@@ -43,6 +43,7 @@ class Examples:
         """Returns the most texts that an example keeps apart in its row, and the first example of so many."""
         if 'ends' not in self.columns:
             return 1, 0
+        assert isinstance(self.spans, Spans)
         texts = self.columns['ends'].lengths[self.spans.record]
         return int(texts.max()), int(texts.argmax())
 
