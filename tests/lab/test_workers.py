@@ -1,5 +1,6 @@
 """Workers of a sweep: warm processes, hosts that work on one sweep at once, and kills of any of them."""
 
+import contextlib
 import errno
 import json
 import os
@@ -20,7 +21,7 @@ from lives import HANG, environment
 from places import TESTS
 from small_sweeps import ACTOR, TINY, acting, wait_for
 from tformer import config
-from tformer.errors import Stopped, UserError
+from tformer.errors import Stopped
 from tformer.lab.sweep import grid, jobs, leases, manifest, runner, trial_process, trials
 from tformer.lab.sweep.leases import Holder, Leases
 from tformer.lab.sweep.runner import Placement
@@ -112,12 +113,24 @@ def test_faults_of_the_directory_stop_no_training_and_leave_no_lease(tmp_path: p
     assert acting(tmp_path, [1.0, 4.0]) == 0 and begun(tmp_path) == {'baseline': 1, 'learning_rate=4.0': 1}
 
 
-def test_a_process_that_is_halted_while_it_decides_is_told_of(tmp_path: pathlib.Path, monkeypatch) -> None:
-    monkeypatch.setattr(leases, 'PATIENCE', 0.0)
-    told = r'leases/lock has been locked for 0 s by a process of this sweep that is halted'
-    with leases.deciding(tmp_path / 'leases'), pytest.raises(UserError, match=told):
-        acting(tmp_path, [1.0])
-    assert acting(tmp_path, [1.0]) == 0
+def test_a_process_that_is_halted_while_it_decides_is_told_of(tmp_path: pathlib.Path, monkeypatch, capsys) -> None:
+    decides = leases.deciding
+    halted = decides(tmp_path / 'leases')
+    halted.__enter__()
+    waits = [0, 0, 0]
+
+    def deciding(directory: pathlib.Path, patience: float = 0.0) -> contextlib.AbstractContextManager[bool]:
+        if not waits:
+            halted.__exit__(None, None, None)  # it goes on
+        return decides(directory, waits.pop() if waits else HANG)
+
+    monkeypatch.setattr(leases, 'deciding', deciding)
+    monkeypatch.setattr(manifest, 'TELL_AFTER', 2)
+    made = trials.trials(TINY, grid({'optimizer.learning_rate': [1.0]}))
+    held = manifest.enter(TINY, made, Leases(tmp_path / 'leases'))
+    assert held is not None and capsys.readouterr().out.count('leases/lock, which another process holds; `fuser`') == 1
+    with pytest.raises(Stopped, match='SIGTERM: nothing has begun'):
+        manifest.enter(TINY, made, Leases(tmp_path / 'leases'), requests=[signal.SIGTERM])
 
 
 def test_processes_that_train_as_one_are_told_where_to_pause(tmp_path: pathlib.Path, monkeypatch) -> None:

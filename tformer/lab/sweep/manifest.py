@@ -7,18 +7,20 @@ import json
 import pathlib
 import secrets
 import shlex
+import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tformer import atomic, checks, config
 from tformer.config import Config, json_files
-from tformer.errors import UserError
+from tformer.errors import Stopped, UserError
 from tformer.lab.sweep import leases
 from tformer.lab.sweep.leases import Lease, Leases
 from tformer.lab.sweep.trials import STATED, Trial, clear_error
 
 LIST = 'sweep.json'
 COMMAND = 'command.txt'  # the command line that began the sweep
+TELL_AFTER = 30  # seconds of waiting for others to decide
 
 
 def check(trials: Sequence[Trial], home: pathlib.Path) -> None:
@@ -28,6 +30,8 @@ def check(trials: Sequence[Trial], home: pathlib.Path) -> None:
     for trial in trials:
         place = home / trial.directory
         if (place / STATED).is_file():
+            if (place / STATED).read_text(errors='replace') == _stated(trial):  # quickly seen, of hundreds
+                continue
             before = checks.settled(config.from_json(place / STATED))
             if changed := config.difference(before, trial.config):
                 field, (old, new) = next(iter(changed.items()))
@@ -69,28 +73,34 @@ def enter(
     held: Leases,
     joins: bool = False,
     arguments: Sequence[str] | None = None,
+    requests: Sequence[int] = (),
 ) -> Lease | None:
     """Claims the directory above `held`; returns the lease that says that a command runs its sweep.
 
-    If no other does, trials that failed are to run again, unless this one `joins`.
+    If no other does, trials that failed are to run again, unless this one `joins`. While another process decides there
+    it waits, until there are `requests` to stop.
 
     Raises:
-      UserError: as `check`, or a process that is halted has the lock of the directory.
+      UserError: as `check`.
+      Stopped: on request.
     """
-    home = held.directory.parent
-    with leases.deciding(held.directory, leases.PATIENCE) as decides:
-        if not decides:
-            who = 'a process of this sweep that is halted (`fuser` names it)'
-            raise UserError(f'{held.directory / "lock"} has been locked for {leases.PATIENCE:.0f} s by {who}')
-        claim(base, trials, home, arguments)
-        held.look()
-        others = [name for name in held.names() if held.is_held(name)]
-        if not joins and not others:
-            for trial in trials:
-                clear_error(home / trial.directory)
-        elif not joins:
-            print(f'others train trials of {home}; those that failed stay so', flush=True)
-        return held.take(f'session/{secrets.token_hex(8)}')
+    home, waited = held.directory.parent, 0
+    while not requests:
+        with leases.deciding(held.directory, patience=1.0) as decides:
+            if decides:
+                claim(base, trials, home, arguments)
+                held.look()
+                others = [name for name in held.names() if held.is_held(name)]
+                if not joins and not others:
+                    for trial in trials:
+                        clear_error(home / trial.directory)
+                elif not joins:
+                    print(f'others train trials of {home}; those that failed stay so', flush=True)
+                return held.take(f'session/{secrets.token_hex(8)}')
+        if (waited := waited + 1) == TELL_AFTER:
+            lock = held.directory / 'lock'
+            print(f'waiting for {lock}, which another process holds; `fuser` names it if it is halted', flush=True)
+    raise Stopped(f'{signal.Signals(requests[0]).name}: nothing has begun; run the same command again')
 
 
 def add(base: Config, trials: Sequence[Trial], home: pathlib.Path) -> None:
@@ -139,10 +149,13 @@ def _entry(trial: Trial) -> dict[str, Any]:
 def _state(trial: Trial, home: pathlib.Path) -> None:
     """Writes the config of a trial to its workdir, unless it stands there."""
     (home / trial.directory).mkdir(parents=True, exist_ok=True)
-    text = json.dumps(config.to_dict(trial.config), indent=2) + '\n'
     file = home / trial.directory / STATED
-    if not file.is_file() or file.read_text() != text:
-        atomic.write(file, text)
+    if not file.is_file() or file.read_text() != _stated(trial):
+        atomic.write(file, _stated(trial))
+
+
+def _stated(trial: Trial) -> str:
+    return json.dumps(config.to_dict(trial.config), indent=2) + '\n'
 
 
 def times(home: pathlib.Path) -> dict[str, float]:

@@ -78,7 +78,7 @@ def sweep(
     chosen = next_job or functools.partial(jobs.first_free, trials=trials, together=here.together)
     runner = _Runner(base, trials, home, held, chosen, here)
     with trial_process.stop_requests() as requests, contextlib.ExitStack() as ends:
-        session = manifest.enter(base, trials, held, here.joins, arguments)
+        session = manifest.enter(base, trials, held, here.joins, arguments, requests)
         if session is not None:
             ends.callback(session.release, done=True)
         ends.callback(runner.end)

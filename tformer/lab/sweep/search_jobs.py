@@ -189,7 +189,7 @@ class SearchJobs:
         curve = evaluations(place, self.search.metric) if at >= ends[0] else []
         seen = {math.inf, *(step for step, _ in curve)}
         # A run that was stopped at a rung, and saved there, has yet to be evaluated.
-        passed = [end for end in ends if at > end or (at == end and (end in seen or is_evaluated(place, end)))]
+        passed = [end for end in ends if at > end or (at == end and (end in seen or is_evaluated(place, int(end))))]
         if passed and (not curve or not (done or seen.issuperset(passed))):
             raise UserError(f'search: {place / "metrics.jsonl"} lacks evaluations; delete {place} to train it again')
         reached = range(len(passed))
