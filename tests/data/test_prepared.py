@@ -385,5 +385,14 @@ def test_progress_is_told_with_the_time_that_is_left(monkeypatch: pytest.MonkeyP
     assert said[-1] == '20 of 40 shards written, 10 min left' and len(said) == 20
 
 
+def test_a_record_with_another_checksum_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg = config(tmp_path, write(tmp_path / 'a.jsonl', texts(40)))
+    with monkeypatch.context() as patched:
+        patched.setattr(shards, '_checksum', lambda content, number: bytes(4))
+        made(cfg, tmp_path / 'set')
+    with pytest.raises(UserError, match='array_record has changed since it was written: `tformer prepare` makes it'):
+        read(tmp_path / 'set', train_tokenizers(cfg, []), 'train')
+
+
 def test_checksums_tell_records_apart() -> None:
     assert shards._checksum(b'ab', 1) != shards._checksum(b'ab', 2) != zlib.crc32(b'ab').to_bytes(4, 'little')

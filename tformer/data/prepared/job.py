@@ -21,7 +21,7 @@ from tformer.errors import NoSplitError, UserError
 
 SPLITS = ('test', 'valid', 'train')  # a text that is in several stays in the first of them
 WORK = 'unfinished'  # the directory, in that of a set, of what is made on the way
-PART = 1 << 25  # bytes of a file that are read together
+PART = 1 << 24  # bytes of a file that are read together
 RECORDS = 1 << 13  # records of another source, likewise
 _FORMAT = 1  # increased when the same job makes other bytes
 

@@ -27,8 +27,8 @@ from tformer.data.prepared.job import SPLITS, WORK
 from tformer.data.prepared.near import NODE
 from tformer.data.tokenizers.tokenizers import Tokenizers
 
-RUN = 1 << 25  # bytes of text that are held and sorted together
-SHARD = 1 << 25  # bytes of text of a shard
+RUN = 1 << 24  # bytes of text that are held and sorted together
+SHARD = 1 << 24  # bytes of text of a shard
 LINKED = 1 << 20  # texts whose bands are compared together
 _AT_ONCE, _TEXT_AT_ONCE = 2000, 1 << 22  # texts, and bytes of them, that are tokenised together
 _KEYS = 1 << 64  # as many as there are beginnings of digests
