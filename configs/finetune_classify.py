@@ -14,10 +14,9 @@ several with commas (`:regression,lora`):
     layer_decay   rates fall by 0.95 from layer to layer (Sun et al. 2019, section 5.3.4)
     smoke         a size that any machine trains, from scratch
 
-Rates, epochs, batches and the warm-up over a tenth of the run are those of Devlin et al. 2019, A.3. Epochs of few texts
-are repeated until there are 1,000 steps (train.min_steps), as a run on few texts ends too early otherwise (Mosbach et
-al. 2021). A model of at most 512 wide, such as MiniLM, has four times the rate, and its table of tokens ten
-times that (train.init_narrow): words that few texts have move too little otherwise. docs/results.md has figures.
+Rates, epochs, batches and the warm-up over a tenth of the run are those of Devlin et al. 2019, A.3. A model of at most
+512 wide, such as MiniLM, has four times the rate, and its table of tokens ten times that (train.init_narrow): words
+that few texts have move too little otherwise. docs/results.md has figures.
 """
 
 from ml_collections import ConfigDict
@@ -33,7 +32,7 @@ def get_config(arguments: str = '') -> ConfigDict:
             learning_rate=5e-5, schedule='linear', warmup_steps=0.1, beta2=0.999, epsilon=1e-8, weight_decay=0.01
         ),
         train=Train(
-            objective='classification', init_model=True, num_epochs=4, min_steps=1000, batch_size=32, eval_every=0.25,
+            objective='classification', init_model=True, num_epochs=4, batch_size=32, eval_every=0.25,
             best_metric='valid/accuracy',
             init_narrow=('optimizer.learning_rate=2e-4', 'optimizer.lr_multipliers=embed=10'),
         ),
@@ -60,7 +59,6 @@ def get_config(arguments: str = '') -> ConfigDict:
             'train.init_model': False,
             'train.init_narrow': (),
             'train.num_epochs': None,
-            'train.min_steps': None,
             'train.num_steps': 2,
             'train.batch_size': 8,
             'train.eval_batches': 1,

@@ -29,7 +29,6 @@ def get_config(arguments: str = '') -> ConfigDict:
             'data.overlong': 'drop',
             'train.objective': 'causal_lm',
             'train.init_narrow': (),
-            'train.min_steps': None,
             'train.best_metric': 'valid/loss',
         },
     )

@@ -29,7 +29,6 @@ def get_config(arguments: str = '') -> ConfigDict:
             'train.objective': 'seq2seq',
             'train.label_smoothing': 0.1,
             'train.init_narrow': (),
-            'train.min_steps': None,
             'train.best_metric': 'valid/loss',
             'evaluate.metrics': ('chrf',),
         },

@@ -130,7 +130,6 @@ SURROUNDINGS: list[dict[str, Any]] = [
     {'model.pooler': True},
     {'train.init_from': 'runs/a'},
     {'train.init_model': True},
-    {'train.num_steps': None, 'train.num_epochs': 1.0},
     {'mesh.pipeline': 2},
     {'decode.strategy': 'beam'},
     {'decode.strategy': 'beam', 'decode.beam_groups': 2},

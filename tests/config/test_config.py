@@ -555,15 +555,6 @@ def test_numbers_of_steps_below_1_are_shares_of_the_run():
     assert shortest.train.eval_every == 1
 
 
-@pytest.mark.parametrize(('epochs', 'least', 'steps'), [(2.5, 100, 100), (2.5, 4, 18), (0.01, None, 1)])
-def test_a_run_over_few_data_has_its_least_length(epochs, least, steps):
-    stated = {'train.num_epochs': epochs, 'train.min_steps': least, 'optimizer.warmup_steps': '0.1'}
-    cfg = checks.resolve(config.override(Config(), stated), **SIZES)
-    assert (cfg.train.num_steps, cfg.train.min_steps) == (steps, None)
-    assert cfg.optimizer.warmup_steps == max(1, round(0.1 * steps))
-    assert checks.resolve(cfg, **SIZES) == cfg
-
-
 def test_the_final_norm_follows_the_placement():
     for placement, expected in (('pre', True), ('post', False)):
         cfg = config.override(Config(), {**STEPS, 'model.norm_placement': placement})

@@ -42,8 +42,7 @@ def resolve(
     if model.family == 'encoder_decoder':  # one tokenizer for both sides has one size
         encoder_size = model.vocab_size if encoder_vocab_size == vocab_size else None
         encoder_size = encoder_size or encoder_vocab_size
-    epochs = round((train.num_epochs or 0) * steps_per_epoch)
-    num_steps = train.num_steps or max(1, epochs, train.min_steps or 0)
+    num_steps = train.num_steps or max(1, round((train.num_epochs or 0) * steps_per_epoch))
     eval_every = whole_steps(train.eval_every or num_steps, num_steps)
     derived = {
         'model.vocab_size': model.vocab_size or vocab_size,
@@ -51,7 +50,6 @@ def resolve(
         'model.num_classes': model.num_classes or (num_classes if TASKS[train.objective].classes_from_data else None),
         'train.num_steps': num_steps,
         'train.num_epochs': None,
-        'train.min_steps': None,
         'optimizer.warmup_steps': whole_steps(config.optimizer.warmup_steps, num_steps),
         'train.eval_every': eval_every,
         'train.checkpoint_every': train.checkpoint_every or eval_every,

@@ -129,7 +129,6 @@ def _single_rules() -> dict[str, Rule]:
         ),
         'optimizer.decayed_roles': (lambda c: c.optimizer.weight_decay > 0, 'optimizer.weight_decay is above 0'),
         'optimizer.master_dtype': (lambda c: c.model.param_dtype == 'bfloat16', 'model.param_dtype is bfloat16'),
-        'train.min_steps': (lambda c: c.train.num_epochs is not None, 'train.num_epochs is set'),
         'train.init_narrow': (lambda c: c.train.init_model, 'train.init_model is True'),
         'train.init_except': (lambda c: c.train.init_from is not None, 'train.init_from is set'),
         'train.label_smoothing': _objectives(lambda task: LOSSES[task.loss].smoothing),

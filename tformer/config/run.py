@@ -114,7 +114,6 @@ class Train(Section):
     objective: str = 'causal_lm'  # the training objective, which decides what a batch holds
     num_steps: int | None = None  # the length in optimizer steps; give this or num_epochs
     num_epochs: float | None = None  # the length in passes over the training split
-    min_steps: int | None = None  # num_epochs: at least this length, however little data there is; None: no least
     batch_size: int = 32  # rows a step; microbatches times data-parallel devices must divide them
     microbatches: int = 1  # gradient accumulation: parts that a batch is computed in
     loss_chunk: int | Literal['auto'] | None = 'auto'  # positions of logits held at once; None: all; auto: 64 MiB a row
