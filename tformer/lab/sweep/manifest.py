@@ -89,18 +89,22 @@ def enter(
         with leases.deciding(held.directory, patience=1.0) as decides:
             if decides:
                 claim(base, trials, home, arguments)
-                held.look()
-                others = [name for name in held.names() if held.is_held(name)]
-                if not joins and not others:
-                    for trial in trials:
-                        clear_error(home / trial.directory)
-                elif not joins:
-                    print(f'others train trials of {home}; those that failed stay so', flush=True)
-                return held.take(f'session/{secrets.token_hex(8)}')
+                return _session(trials, held, joins)
         if (waited := waited + 1) == TELL_AFTER:
             lock = held.directory / 'lock'
             print(f'waiting for {lock}, which another process holds; `fuser` names it if it is halted', flush=True)
     raise Stopped(f'{signal.Signals(requests[0]).name}: nothing has begun; run the same command again')
+
+
+def _session(trials: Sequence[Trial], held: Leases, joins: bool) -> Lease | None:
+    held.look()
+    others = [name for name in held.names() if held.is_held(name)]
+    if not joins and not others:
+        for trial in trials:
+            clear_error(held.directory.parent / trial.directory)
+    elif not joins:
+        print(f'others train trials of {held.directory.parent}; those that failed stay so', flush=True)
+    return held.take(f'session/{secrets.token_hex(8)}')
 
 
 def add(base: Config, trials: Sequence[Trial], home: pathlib.Path) -> None:
