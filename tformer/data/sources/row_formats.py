@@ -133,7 +133,8 @@ def _checked(batch: Any) -> Any:
 
 def _columns(path: Path, schema: Any, names: Names) -> dict[str, _Column]:
     """Returns the columns of the names that a file has; raises a `UserError` if it lacks one that rows need."""
-    found, is_struct = {}, needed('pyarrow', 'Tables').types.is_struct
+    found = {}
+    is_struct = needed('pyarrow', 'Tables').types.is_struct
     for name, required in names.items():
         place = (name,) if name in schema.names else tuple(name.split('/'))
         options, fields = list(schema.names), schema
