@@ -92,7 +92,7 @@ class EndlessTokens(token_files.Tokens):
     def __init__(self, documents: Endless) -> None:
         self.documents = documents  # type: ignore[assignment]
 
-    def of_vocabulary(self, size: int, bos: int, eos: int, decode: Any) -> Any:
+    def of_tokenizer(self, tokenizer: Any) -> Any:
         return self.documents
 
 
