@@ -8,6 +8,7 @@ s = 0.8 with 92 %, of 0.7 with 56 %, of 0.5 with 5 % (the bands of Penedo et al.
 import hashlib
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -24,13 +25,13 @@ def version() -> int:
     return int(_library().ALGORITHM_VERSION)
 
 
-def _library() -> type:
+def _library() -> Any:
     return needed('rensa', "data.deduplicate='minhash'", "'tformer[dedup]'").RMinHash
 
 
 def bands(texts: Sequence[str]) -> np.ndarray:
     """Returns the hashes of the bands of texts, int64 [BANDS, texts]."""
-    rows = _library().digests_from_token_sets(list(map(_shingles, texts)), BANDS * ROWS, SEED)  # type: ignore[attr-defined]
+    rows = _library().digests_from_token_sets(list(map(_shingles, texts)), BANDS * ROWS, SEED)
     values = np.array(rows, '<i8').reshape(len(texts), BANDS, ROWS)
     hashed = [hashlib.blake2b(band.tobytes(), digest_size=8).digest() for row in values for band in row]
     return np.frombuffer(b''.join(hashed), '<i8').reshape(len(texts), BANDS).T

@@ -10,7 +10,7 @@ import multiprocessing
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
@@ -91,7 +91,8 @@ def _publish(home: Path, own: Job, tokenizers: Tokenizers, planned: stages.Plan)
     for number, (split, shard, count) in enumerate(planned.outputs):
         arrays, facts = stages.made(str(home), 'write', number)
         name, dtype = f'{split}-{shard:05d}-of-{count:05d}.array_record', facts['dtype']
-        _link(Path(arrays['shard'].base.filename), home / name)
+        stored: Any = arrays['shard'].base  # numpy's view of the file
+        _link(Path(stored.filename), home / name)
         files[name] = (home / name).stat().st_size, hashing.crc32_file(home / name)
         lengths[split].append(arrays['lengths'])
         found = splits.setdefault(split, {'documents': 0, 'tokens': 0, 'shards': [], 'records': []})
@@ -155,7 +156,7 @@ def here(place: str, stage: str, count: int, say: Say) -> None:
 
 
 @contextlib.contextmanager
-def processes(number: int) -> Iterable[Engine]:  # type: ignore[misc]
+def processes(number: int) -> Iterator[Engine]:
     """Gives an engine of so many processes of this machine, each with a thread for tokenising."""
     context = multiprocessing.get_context('spawn')
     executor = concurrent.futures.ProcessPoolExecutor(number, context, initializer=_begin)

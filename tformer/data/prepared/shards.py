@@ -26,7 +26,7 @@ from tformer.errors import NoSplitError, UserError, nearest
 INDEX = 'prepared.json'
 LONGEST = 1 << 12  # tokens of a record; a longer document is several
 _OPEN = 512  # shards that a process has open at once
-_ARRAYS = {'lengths': np.dtype('<i4'), 'records': np.dtype('<i8')}
+_ARRAYS: dict[str, np.dtype[Any]] = {'lengths': np.dtype('<i4'), 'records': np.dtype('<i8')}
 _SUM = 4  # bytes of a checksum
 
 
