@@ -6,6 +6,8 @@ r"""A language model of the source text of the running interpreter's standard li
     tformer train --config=configs/lm_stdlib.py:dpo --config.data.path=DIR --workdir=runs/preferred \
         --config.train.init_from=runs/lm
     tformer train --config=configs/lm_stdlib.py:latent --workdir=runs/latent
+    tformer train --config=configs/lm_stdlib.py:fim --workdir=runs/fim
+    tformer generate --workdir=runs/fim 'def add(a, b):\n    <FILL_ME>\n\nprint(add(1, 2))'
 
 DIR holds {train,valid,test}.jsonl, {"prompt": ..., "chosen": ..., "rejected": ...} a line.
 `latent` caches 96 numbers for each token and layer in place of 512 (DeepSeek-AI 2024, 2.1).
@@ -74,6 +76,7 @@ def get_config(size: str = '') -> ConfigDict:
             'train.num_steps': 200,
             'train.eval_every': 50,
         },
+        fim={'train.objective': 'fill_in_middle', 'data.sentinels': 3},
         latent={'model.kv_latent_dim': 64, 'model.query_latent_dim': 96, 'model.rotary_dim': 32},
         small={'model.emb_dim': 128, 'model.mlp_dim': 384, 'train.num_steps': 500},
         smoke={

@@ -37,6 +37,7 @@ OTHER: dict[str, Any] = {  # a value besides the default, where none follows fro
     'data.mask_unit': 'word',
     'data.noise': ('mask',),
     'data.denoisers': ('s',),
+    'data.mixture_stages': ('step=9 weights=1,2',),
     'data.train_lengths': (1, 4),
     'data.test_lengths': (5, 6),
     'data.start': ('eos',),

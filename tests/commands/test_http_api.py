@@ -117,6 +117,31 @@ def test_biases_that_name_nothing_and_lengths_that_fit_nothing_are_refused(given
     assert (status, answer['error']['type']) == (400, 'invalid_request_error') and words in answer['error']['message']
 
 
+@pytest.mark.parametrize('chat', [False, True])
+def test_what_is_far_too_long_is_not_split_into_tokens(chat) -> None:
+    api, read = served_form()[0].routes[0].endpoint.api, []
+    long = 'a' * (http_api.CHARACTERS * api.run.config.model.max_len + 1)
+    body = {'messages': [{'role': 'user', 'content': long}]} if chat else {'prompt': ['a', long]}
+    made = api.made._replace(writer=api.made.writer._replace(read=read.append))
+    status, answer = asyncio.run(ask(http_api.Endpoint(dataclasses.replace(api, made=made), chat), body))
+    assert status == 400 and 'characters; the model takes' in answer['error']['message'] and not read
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch) -> None:
+    monkeypatch.setattr(http_api, 'BODY', 0.0)
+    endpoint, sent = served_form()[0].routes[0].endpoint, []
+
+    async def receive():
+        await asyncio.Event().wait()
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {'type': 'http', 'method': 'POST', 'path': '/v1/completions', 'headers': [], 'query_string': b''}
+    asyncio.run(endpoint(scope, receive, send))
+    assert sent[0]['status'] == 408 and endpoint.api.answering == 0
+
+
 @pytest.mark.slow
 def test_others_are_answered_while_a_long_prompt_is_read() -> None:
     run, begun, goes_on = run_of(), threading.Event(), threading.Event()

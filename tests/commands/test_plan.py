@@ -174,10 +174,34 @@ def test_the_table_begins_with_the_fastest_that_fits_and_ends_with_its_flags():
     refused = plan.Attempt(
         {'mesh.tensor': '2'}, {}, 'tformer: v5e:4x4: the program needs 21.30G of the 15.75G that ...'
     )
-    lines = plan.table([large, refused, slow, fast]).splitlines()
+    lines = plan.table([large, refused, slow, fast], {'mesh.fsdp'}).splitlines()
     assert [line.split()[0] for line in lines[1:3]] == ['1', '2']
     assert 'data 4, fsdp 4, remat full' in lines[1] and 'does not fit' in lines[3]
     assert lines[4].endswith('tensor 2: does not fit: 21.30G of 15.75G')
     assert lines[-1] == 'the fastest: --config.mesh.data=4 --config.mesh.fsdp=4 --config.model.remat=full'
     with pytest.raises(errors.UserError, match='no mesh fits'):
         plan.table([large, refused])
+
+
+def test_the_flags_undo_what_the_config_splits():
+    """An axis of one device is named unless the config has it so; other fields are named, whatever they are."""
+    given = {'train.seed': '1', 'mesh.data': '16', 'mesh.fsdp': '1', 'mesh.tensor': '1'}
+    line = plan.table([plan.Attempt(given, figures(1.0, 90.0))], {'mesh.tensor'}).splitlines()[-1]
+    assert line == 'the fastest: --config.train.seed=1 --config.mesh.data=16 --config.mesh.fsdp=1'
+
+
+def test_the_fastest_mesh_is_compiled_with_each_other_kernel_that_serves_the_model():
+    def tried(cfg, overrides=(), target=TPUS, peak=90.0, **mesh):
+        given = {'mesh.fsdp': '8', **{f'mesh.{axis}': size for axis, size in mesh.items()}}
+        found = plan.variants(cfg, target, dict(overrides), plan.Attempt(given, figures(1.0, peak)))
+        assert all(each.items() >= given.items() and len(each) == len(given) + 1 for each in found)
+        return [each.get('model.attention_kernel', each.get('mesh.rules')) for each in found]
+
+    assert tried(model()) == ['chunked', 'reference']
+    assert tried(model(), target=NODES) == ['triton', 'chunked', 'reference']
+    assert tried(model(attention_softcap=50.0), target=NODES) == ['chunked', 'reference']  # cuDNN has no soft cap
+    assert tried(model(attention_kernel='reference')) == ['flash', 'chunked']
+    assert tried(model(), {'model.attention_kernel': 'auto'}) == []
+    assert tried(model(), {'model.attention_kernel': 'auto'}, tensor='2') == ['fsdp_tp_sp']
+    assert tried(model(), {'model.attention_kernel': 'auto', 'mesh.rules': 'fsdp_tp'}, tensor='2') == []
+    assert tried(model(), peak=300.0) == []

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import recipes
+from small_sweeps import loaded
 from tformer import checks, config
 from tformer.data.examples import corrupt
 from tformer.distributed.sharding import unboxed
@@ -26,7 +27,7 @@ CLASSIC = ('attention_is_all_you_need', 'bert_tasks', 't5_architectures', 't5_de
 @functools.cache
 def load(sweep: str) -> list[trials.Trial]:
     name, colon, size = sweep.partition(':')
-    return trials.load(f'{recipes.FOLDER}/sweeps/{name}.py{colon}{size}')[1]
+    return loaded(f'{recipes.FOLDER}/sweeps/{name}.py{colon}{size}')[1]
 
 
 # ------------------------------------------------------------------------------------------------------- the arms
@@ -183,7 +184,7 @@ RECIPES['t5_denoising'] = RECIPES['t5_architectures']
 @pytest.mark.parametrize('sweep', STATED)
 def test_the_rows_of_the_other_tables(sweep: str) -> None:
     """Devlin et al. 2019, 5; Raffel et al. 2020, 2 and 4 to 7; Ainslie et al. 2023's heads; Shazeer 2020, 1."""
-    base, made = trials.load(f'{recipes.FOLDER}/sweeps/{sweep}.py')
+    base, made = loaded(f'{recipes.FOLDER}/sweeps/{sweep}.py')
     assert [trial.overrides for trial in made if trial.seed == 0] == STATED[sweep]
     assert config.override(base, RECIPES[sweep]) == base
 

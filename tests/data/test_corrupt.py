@@ -426,7 +426,8 @@ def test_pieces_are_as_long_as_the_rows_allow(length: int, encoder_length: int, 
     examples = batches.parts[0].examples
     limits, lengths = np.array([length, encoder_length])[: examples.lengths.shape[1]], examples.lengths
     assert (lengths <= limits).all() and batches.batch(0)['inputs'].shape == (4, length)
-    sizes = examples.stop - examples.start
+    _, start, stop = examples.spans.find(np.arange(len(examples)))
+    sizes = stop - start
     longer = batches._format.lengths(np.array([sizes.max() + 1]), examples.template, batches.config.data)
     longest = max(len(r['text']) for r in batches.records) + (batches._format.cut is spans_lib.in_pieces_to_the_end)
     assert (np.concatenate(longer) > limits).any() or sizes.max() == longest

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tformer.config.run import Data
-from tformer.data.examples import example_arrays, spans
+from tformer.data.examples import example_arrays, pieces, spans
 from tformer.data.examples.corrupt import Noise
 from tformer.data.examples.example_arrays import Examples
 from tformer.data.examples.special_tokens import DecoderTemplate, EncoderTemplate
@@ -18,8 +18,9 @@ ENCODER, DECODER = EncoderTemplate(Specials(), Specials()), DecoderTemplate(Spec
 def example(template, start: int = 0, stop: int = 0, lengths=(), **columns) -> Examples:
     """Returns one example of one record."""
     made = {name: Ragged.of([row]) for name, row in columns.items()}
-    one = np.array([0]), np.array([start]), np.array([stop]), np.array([lengths])
-    return Examples(made, template, *one, 0, 0, 0, '')
+    one = np.array([0]), np.array([start]), np.array([stop])
+    cut = pieces.Spans(*one, [np.array([length]) for length in lengths], np.zeros(1, bool))
+    return Examples(made, template, cut, 0, 0, 0, '')
 
 
 def arrays(function, examples: Examples, **data) -> dict:

@@ -299,7 +299,13 @@ def test_frames_are_as_long_as_they_say(first: int, second: int, family: str, da
 
 
 CASES = [(name, family) for name, task in TASKS.items() for family in task.families if not task.teacher]
-LOOSE = ('masked_lm_nsp', 'masked_lm_sop', 'denoising', 'ul2')  # lengths are drawn: those known before are the most
+LOOSE = (
+    'masked_lm_nsp',
+    'masked_lm_sop',
+    'denoising',
+    'ul2',
+    'fill_in_middle',
+)  # lengths are drawn: those known before are the most
 BYTE = Byte().extended(64)
 
 
@@ -402,14 +408,14 @@ def test_windows_leave_nothing_out(
         context = ''.join(chr(97 + i % 26) for i in range(size))
         records.append({'context': context, 'question': 'q' * question, 'answers': [(start, context[start:stop])]})
     made = made_of(config_of('question_answering', family, length=length, stride=stride, question_length=4), records)
-    asked = min(question, 4)
+    asked, cut = min(question, 4), made.spans
     room = length - 3 - asked
     find = example_formats.format_of(config_of('question_answering', family)).fields
     noise = corrupt.Noise(Data(question_length=4), BYTE, (0,))
     found = dict.fromkeys(range(len(records)), False)
     for number, one in enumerate(records):
-        windows = np.flatnonzero(made.record == number)
-        starts, stops = made.start[windows], made.stop[windows]
+        windows = np.flatnonzero(cut.record == number)
+        starts, stops = cut.start[windows], cut.stop[windows]
         covered = np.concatenate([np.arange(a, b) for a, b in zip(starts, stops, strict=True)])
         assert set(covered.tolist()) == set(range(len(one['context'])))
         assert (stops - starts <= room).all() and (np.diff(starts) == min(stride, room)).all()
@@ -418,11 +424,11 @@ def test_windows_leave_nothing_out(
         for index in windows.tolist():
             fields = find(made, index, noise)
             inputs, (first, last) = fields['inputs'], fields['labels']
-            context = BYTE.decode(inputs[asked + 2 : asked + 2 + made.stop[index] - made.start[index]])
-            assert context == one['context'][made.start[index] : made.stop[index]]
+            context = BYTE.decode(inputs[asked + 2 : asked + 2 + cut.stop[index] - cut.start[index]])
+            assert context == one['context'][cut.start[index] : cut.stop[index]]
             scored = np.flatnonzero(fields['weights']).tolist()
             assert scored == [0, *range(asked + 2, asked + 2 + len(context))]
-            whole = made.start[index] <= start and start + len(text) <= made.stop[index]
+            whole = cut.start[index] <= start and start + len(text) <= cut.stop[index]
             assert (first > 0) == whole
             if whole:
                 assert BYTE.decode(inputs[first : last + 1]) == text

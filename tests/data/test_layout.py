@@ -1,7 +1,6 @@
 """Samplers over random layouts: every row once a pass, in parts and buckets of any size, and shares of mixtures."""
 
 import itertools
-import types
 
 import numpy as np
 import pytest
@@ -9,7 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tformer.config import Config, Train
+from tformer.data import order
 from tformer.data.batches import layout, mixture
+from tformer.data.examples.example_arrays import Examples
+from tformer.data.examples.pieces import Spans
 from tformer.errors import UserError
 
 FEW = settings(max_examples=15)
@@ -27,6 +29,12 @@ def parts_of(counts: list[list[int]], epochs: list[float], seed: int = 0) -> lis
         by_bucket = tuple(np.flatnonzero(bucket == index) for index in range(2))
         parts.append(layout.Part(None, np.arange(sum(sizes)), by_bucket, passes))  # type: ignore[arg-type]
     return parts
+
+
+def example_of_lengths(sizes: np.ndarray) -> Examples:
+    nowhere = np.zeros_like(sizes)
+    spans = Spans(nowhere, nowhere, sizes, [sizes], nowhere.astype(bool))
+    return Examples({}, None, spans, 0, 0, 0, '')  # type: ignore[arg-type]
 
 
 def steps(sampler, count: int):
@@ -78,11 +86,11 @@ def test_every_part_and_every_shape_has_an_order_of_its_own() -> None:
 
 
 def test_every_part_is_packed_in_an_order_of_its_own_that_the_seed_decides() -> None:
-    examples = types.SimpleNamespace(lengths=np.full((40, 1), 3))
+    examples = example_of_lengths(np.full(40, 3))
 
     def packed(part: int, seed: int) -> tuple[int, ...]:
         config = Config(train=Train(seed=seed))
-        laid = layout.lay_out(config, part, examples, 1.0, 'pack', ((9,),), cached=False)  # type: ignore[arg-type]
+        laid = layout.lay_out(config, part, examples, 1.0, 'pack', ((9,),), cached=False)
         return tuple(laid.rows.flat.tolist())
 
     assert packed(0, 0) == packed(0, 0) and len({packed(part, seed) for part in (0, 1) for seed in (0, 1)}) == 4
@@ -152,3 +160,56 @@ def test_shares_of_a_mixture_follow_its_weights_in_any_unit(parts, temperature: 
 def test_a_part_with_no_share_is_named() -> None:
     with pytest.raises(UserError, match=r'data\.mixture\[1\] is never seen: its share of the examples is 1e-20'):
         mixture.epochs_of_parts([1.0, 1e-20], [5, 5], 1.0)
+
+
+# ------------------------------------------------------------------------------------------------- stages of a mixture
+
+
+@FEW
+@given(COUNTS, WIDTHS, st.integers(0, 99), st.data())
+def test_stages_take_every_row_once_a_pass_and_each_goes_on_where_the_last_one_ends(counts, widths, seed, data) -> None:
+    passes = st.lists(st.sampled_from([0.0, 0.5, 1.0, 3.0]), min_size=len(counts), max_size=len(counts)).filter(any)
+    sizes = data.draw(st.lists(st.integers(1, 12), max_size=3))
+    stages = [(sum(sizes[: i + 1]), data.draw(passes)) for i in range(len(sizes))]
+    parts = parts_of(counts, [1.0] * len(counts), seed)
+    sampler = layout.TrainSampler(parts, widths, seed, stages)
+    seen: dict = {}
+    for step in range(sum(sizes) + 20):
+        bucket, rows = sampler.find(step)
+        weights = [own for start, own in stages if start <= step]
+        for part, epoch, row in zip(rows.part.tolist(), rows.epoch.tolist(), rows.row.tolist(), strict=True):
+            assert not weights or weights[-1][part]
+            seen.setdefault((bucket, part), []).append((epoch, row))
+    for (bucket, part), taken in seen.items():
+        size = counts[part][bucket]
+        in_order = sorted(range(len(taken)), key=lambda i: i // size)
+        assert [taken[i][0] for i in in_order] == [i // size for i in in_order]
+        whole = [{row for epoch, row in taken if epoch == number} for number in range(len(taken) // size)]
+        assert all(rows == set(parts[part].by_bucket[bucket].tolist()) for rows in whole)
+    plain = layout.TrainSampler(parts, widths, seed)
+    for step in range(min((start for start, _ in stages), default=10)):
+        found, wanted = sampler.find(step), plain.find(step)
+        assert found[0] == wanted[0] and all(map(np.array_equal, vars(found[1]).values(), vars(wanted[1]).values()))
+
+
+def test_rows_of_a_stage_are_in_its_proportions() -> None:
+    parts = parts_of([[500, 0], [100, 0], [50, 0]], [1.0, 1.0, 1.0])
+    parts = [layout.Part(None, part.rows, part.by_bucket[:1], 1.0) for part in parts]  # type: ignore[arg-type]
+    sampler = layout.TrainSampler(parts, [10], 0, [(100, [0.0, 3.0, 3.0]), (200, [1.0, 5.0, 0.0])])
+
+    def shares(start: int, stop: int) -> list[int]:
+        rows = np.concatenate([sampler.find(step)[1].part for step in range(start, stop)])
+        return np.bincount(rows, minlength=3).tolist()
+
+    assert shares(100, 200) == [0, 667, 333] and shares(200, 300) == [500, 500, 0]
+    assert shares(0, 65) == [500, 100, 50]
+
+
+@given(st.lists(st.floats(0.01, 100), min_size=1, max_size=5), st.integers(0, 1 << 40))
+@settings(deadline=None)
+def test_what_is_taken_is_what_the_order_holds(rates: list[float], count: int) -> None:
+    counts = order.taken(np.array(rates), count)
+    assert counts.sum() == count
+    stream, item = order.interleave(np.array(rates), count, 60)
+    for number in set(stream.tolist()):
+        assert item[stream == number][0] == counts[number]

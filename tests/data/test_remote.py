@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import http.server
 import itertools
+import re
 import socketserver
 import threading
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from tformer.data.sources import sources
 from tformer.errors import UserError
 
 CONTENT = bytes(range(256)) * 400
+ETAG = f'"{hashlib.md5(CONTENT).hexdigest()}"'
 Answer = Callable[['Server'], None]
 
 
@@ -51,10 +53,12 @@ def whole(server: Server, stop: int | None = None, ranges: bool = True, **header
         start = int(asked.removeprefix('bytes=').removesuffix('-'))
     server.send_response(206 if start else 200)
     for name, value in {
-        'ETag': f'"{hashlib.md5(content).hexdigest()}"', 'Content-Length': str(len(content) - start), **headers
+        'ETag': f'"{hashlib.md5(content).hexdigest()}"', 'Content-Length': str(len(content) - start),
+        'Content-Range': f'bytes {start}-{len(content) - 1}/{len(content)}' if start else '',
+        **{name.replace('_', '-'): value for name, value in headers.items()},
     }.items():  # fmt: skip
         if value:
-            server.send_header(name.replace('_', '-'), value)
+            server.send_header(name, value)
     server.end_headers()
     try:
         server.wfile.write(content[start:][:stop])
@@ -106,6 +110,15 @@ def test_a_file_is_fetched_once_and_again_when_it_is_another(server, tmp_path) -
     assert fetch(server, tmp_path, 'empty') == b''
 
 
+def test_names_are_those_that_people_write(server, tmp_path) -> None:
+    server.files |= {'/%C3%BC%20b.txt': b'one', '/a.txt.gz': b'two'}
+    assert fetch(server, tmp_path, 'ü b.txt') == fetch(server, tmp_path, '%C3%BC%20b.txt') == b'one'
+    server.plan[:] = [functools.partial(whole, Content_Encoding='x-gzip')] * 3
+    assert fetch(server, tmp_path, 'a.txt.gz') == b'two'
+    server.url = server.url.replace('http', 'HTTP')
+    assert fetch(server, tmp_path) == CONTENT
+
+
 def test_a_long_read_says_how_far_it_is(server, tmp_path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     clock = itertools.count(0, 4)
     monkeypatch.setattr(remote.time, 'monotonic', lambda: next(clock))
@@ -147,6 +160,9 @@ FAULTS: dict[str, list[Answer]] = {
     'many cuts that go on': [whole, *[cut(3_000)] * 20],
     'an error between cuts': [whole, cut(70_000), fails(500), cut(1_000), fails(503)],
     'closed': [lambda server: server.connection.close()] * 2,
+    'less than there is, without its length': [whole, functools.partial(whole, stop=900, Content_Length='')],
+    'a shorter file': [whole, functools.partial(whole, stop=900, Content_Length='900')],
+    'another range once': [whole, cut(900), functools.partial(whole, Content_Range='bytes 893-'), whole],
 }
 
 
@@ -184,6 +200,16 @@ REFUSED = {
     'changes between': ([whole, functools.partial(whole, ETag='"other"')], r'changed while it was being fetched'),
     'changes in between': ([whole, cut(99), functools.partial(whole, ETag='"other"')], r'changed while it was being'),
     'changes after': ([whole, whole, functools.partial(whole, ETag='"other"')], r'changed while it was being fetched'),
+    'more than there is': (
+        [whole, lambda server: (server.files.update({'/a.bytes': CONTENT + b'x'}), whole(server, ETag=ETAG))],
+        r'changed while it was being fetched',
+    ),
+    'another range': (
+        [whole, cut(900), *[functools.partial(whole, Content_Range='bytes 893-')] * 9],
+        r'cannot be fetched: it was asked for the bytes from 900 on, and gave others \(206\) \(5 times\)$',
+    ),
+    'nothing': ([lambda server: (server.send_response(204), server.end_headers())] * 9, r'and gave others \(204\)'),
+    'packed': ([functools.partial(whole, Content_Encoding='gzip')] * 2, r'/a.bytes .* its server packs it by gzip$'),
     'gone after': ([whole, whole, fails(410)], r'/a.bytes does not exist$'),
     'damaged': (
         [whole, functools.partial(whole, Content_MD5=base64.b64encode(bytes(16)).decode())],
@@ -223,6 +249,9 @@ def test_no_server_and_no_list_are_one_line(tmp_path, monkeypatch: pytest.Monkey
         remote.fetched(f'{url}/a.txt', tmp_path)
     for path in (f'{url}/*.txt', f'{url}/', url):
         with pytest.raises(UserError, match=r'names no file: http has no list of them, name each in data.path$'):
+            remote.fetched(path, tmp_path)
+    for path, why in {'http://[::1/a': 'Invalid IPv6 URL', 'http://127.0.0.1:a/b': "nonnumeric port: 'a'"}.items():
+        with pytest.raises(UserError, match=rf'{re.escape(path)} cannot be fetched: {why}$'):
             remote.fetched(path, tmp_path)
     with pytest.raises(UserError, match=r'^nothing://a/b cannot be read: Protocol not known: nothing'):
         pytest.importorskip('fsspec')

@@ -170,6 +170,40 @@ def test_columns_are_chosen_also_inside_of_others(tmp_path) -> None:
             load('valid', 'seq2seq', valid_path=columns['valid_path'], source_template='{word}', target_template='{id}')
 
 
+ODD = {
+    'in a list': ({'a': [[{'b': 'x'}]]}, ('a/element',), r"has no column 'a/element' \(data.columns\)$"),
+    'in a list of objects': ({'a': [[{'b': 'x'}]]}, ('a/item/b',), r"has no column 'a/item/b' \(data.columns\)$"),
+    'whole numbers': ({'text': [1]}, (), r"row 1: 'text' is not a string: 1$"),
+    'no rows': ({'text': []}, (), r'holds no examples$'),
+    'nothing but nulls': ({'text': [None]}, (), r"row 1: 'text' is not a string: None$"),
+}
+
+
+@pytest.mark.parametrize('case', ODD)
+def test_odd_columns_are_one_line(tmp_path, case: str) -> None:
+    content, columns, message = ODD[case]
+    table = pyarrow.table(content)
+    parquet.write_table(table, tmp_path / 'a.parquet')
+    feather.write_feather(table, str(tmp_path / 'a.feather'))
+    twice = pyarrow.Table.from_arrays([pyarrow.array(['a'])] * 2, names=['text', 'text'])
+    parquet.write_table(twice, tmp_path / 'twice.parquet')
+    for name in ('a.parquet', 'a.feather'):
+        with pytest.raises(UserError, match=rf'{name} {message}'):
+            load('valid', 'masked_lm', valid_path=(str(tmp_path / name),), columns=columns)
+    with pytest.raises(UserError, match=r"twice.parquet has 2 columns 'text' \(data.columns\)$"):
+        load('valid', 'masked_lm', valid_path=(str(tmp_path / 'twice.parquet'),))
+
+
+def test_an_array_that_points_outside_of_its_bytes_is_damage(tmp_path) -> None:
+    """An offset of Arrow's text is not what it was; unnoticed, other memory would be read."""
+    texts = ['ab' * 9] * 5
+    feather.write_feather(pyarrow.table({'text': texts}), str(tmp_path / 'a.feather'), compression='uncompressed')
+    whole = (tmp_path / 'a.feather').read_bytes()
+    (tmp_path / 'a.feather').write_bytes(whole.replace(np.int32([36]).tobytes(), np.int32([-9]).tobytes(), 1))
+    with pytest.raises(UserError, match=r'a.feather cannot be read: .*offset'):
+        load('valid', 'masked_lm', valid_path=(str(tmp_path / 'a.feather'),))
+
+
 NESTED = {
     'chat': {'messages': [{'role': 'user', 'content': 'a'}, {'role': 'assistant', 'content': 'b'}]},
     'question_answering': {
@@ -243,6 +277,10 @@ def test_sets_of_the_hubs_datasets(tmp_path) -> None:
     (tmp_path / 'splits' / 'train' / 'data-00001-of-00003.arrow').unlink()
     with pytest.raises(UserError, match=r'data-00001-of-00003.arrow, a part of .*train, does not exist'):
         load('train', 'token_classification', path=(str(tmp_path / 'splits'),))
+    state = json.loads((tmp_path / 'one' / 'state.json').read_text())
+    (tmp_path / 'one' / 'state.json').write_text(json.dumps(state | {'_indices_data_files': [{'filename': 'x'}]}))
+    with pytest.raises(UserError, match=r'one is a selection of rows by an old version of datasets'):
+        load('train', 'token_classification', path=(str(tmp_path / 'one'),))
     (tmp_path / 'one' / 'state.json').write_text('{}')
     with pytest.raises(UserError, match=r'state.json is not of a saved set: KeyError'):
         load('train', 'token_classification', path=(str(tmp_path / 'one'),))
@@ -258,6 +296,12 @@ def test_classes_of_a_split_without_labels_are_bad_rows(tmp_path) -> None:
         load('valid', valid_path=(str(tmp_path / 'a.parquet'),))
     (found,) = load('valid', valid_path=(str(tmp_path / 'a.parquet'),), bad_lines='skip')
     assert found['label'] == 'yes'
+    table = parquet.read_table(tmp_path / 'a.parquet')
+    for index, column in enumerate((['yes', 'no'], [1.0, 0.0])):
+        wrong = table.set_column(1, 'label', [column])
+        parquet.write_table(wrong, tmp_path / f'{index}.parquet')
+        with pytest.raises(UserError, match=r'parquet row 1: class .* is not among the 2 of the file'):
+            load('valid', valid_path=(str(tmp_path / f'{index}.parquet'),))
 
 
 SHARDS = {
@@ -267,6 +311,7 @@ SHARDS = {
     'no text': ({'1.png': b'a'}, "row 1: no key 'text'"),
     'no object': ({'1.json': b'[1]'}, 'row 1: 1.json is not a JSON object'),
     'not json': ({'1.json': b'{'}, 'row 1: 1.json is not JSON'),
+    'no sample': ({'README': b'a', '.txt': b'b'}, 'a.tar holds no examples'),
 }
 
 
@@ -277,6 +322,12 @@ def test_mistakes_in_shards(tmp_path, case: str) -> None:
     with pytest.raises(UserError, match=message):
         load('valid', 'masked_lm', valid_path=(str(tmp_path / 'a.tar'),))
     assert sorted(path.name for path in tmp_path.iterdir()) == ['a.tar']
+
+
+def test_members_that_belong_to_no_sample_are_ignored(tmp_path) -> None:
+    content = {'README': b'read', './1.txt': b'one', './.DS_Store': bytes(4), './._2.txt': bytes(4), '2.txt': b'two'}
+    members(tmp_path / 'a.tar', content)
+    assert load('valid', 'masked_lm', valid_path=(str(tmp_path / 'a.tar'),)) == [{'text': 'one'}, {'text': 'two'}]
 
 
 def test_a_shard_has_no_links(tmp_path) -> None:

@@ -110,7 +110,16 @@ def test_a_stream_is_one_text_and_its_end_is_held_out(tmp_path, head: bytes) -> 
     assert set(itertools.pairwise(tokens[1:15])) <= {pair for row in rows for pair in itertools.pairwise(row)}
 
 
+def test_small_ids_are_no_halves_of_wide_ones(tmp_path) -> None:
+    nanogpt(tmp_path / 'train.bin', [token % 12 for token in range(1000)])
+    assert texts(config(path=(str(tmp_path),))) == [[token % 12 for token in range(1000)]]
+
+
 def test_documents_are_held_out_whole(tmp_path) -> None:
+    megatron(tmp_path / 'none', [])
+    for split in sources.SPLITS:
+        with pytest.raises(UserError, match=rf'the {split} split of .*none.bin is empty'):
+            len(sources.load(Data(path=(str(tmp_path / 'none.bin'),)), 'causal_lm', split))
     megatron(tmp_path / 'all', [[ids(text)] for text in TEXTS * 5])
     parts = [texts(config(path=(str(tmp_path / 'all.bin'),)), split) for split in sources.SPLITS]
     assert [text for part in parts for text in part] == [ids(text) for text in TEXTS * 5]
@@ -193,6 +202,10 @@ CASES = {  # the index has 34 bytes before lengths of 4, pointers of 8 and ends 
     'empty': (lambda place: (place / 'train.bin').write_bytes(b''), r'train.bin has 0 bytes, which are not whole'),
     'wide': (lambda place: nanogpt(place / 'train.bin', list(range(9, 50)), '<i4'), r'train.bin looks like numbers'),
     'wider': (lambda place: nanogpt(place / 'train.bin', list(range(9, 50)), '<i8'), r'train.bin looks like numbers'),
+    'wide, of a large vocabulary': (
+        lambda place: nanogpt(place / 'train.bin', [9, 70_000, 300, 128_000] * 99, '<i4'), r'looks like numbers of 32'
+    ),
+    'no documents': (lambda place: megatron(place / 'train', []), r'the train split of .* is empty'),
     'llm.c cut': (lambda place: nanogpt(place / 'train.bin', [9] * 7, head=header(8)), r'7 tokens, and its header'),
 }  # fmt: skip
 

@@ -47,7 +47,7 @@ def fits(schema, value, whole):
     if isinstance(schema, bool):
         return schema
     if '$ref' in schema:
-        return fits(whole['$defs'][schema['$ref'].removeprefix('#/$defs/')], value, whole)
+        return fits(json_overlaps.place(whole, schema['$ref']), value, whole)
     if 'oneOf' in schema:
         return sum(fits(each, value, whole) for each in schema['oneOf']) == 1
     if 'anyOf' in schema:
@@ -83,6 +83,15 @@ KINDS = {
     kind: {'type': 'object', 'properties': {'kind': {'const': kind}, 'n': one}, 'required': ['kind', 'n']}
     for kind, one in (('a', NUMBER), ('b', TEXT))
 }
+TREE = {
+    'type': 'object',
+    'properties': {'n': NUMBER, 'below': {'type': 'array', 'items': {'$ref': '#/$defs/node'}}},
+}
+MORE = {
+    'type': 'object',
+    'properties': {'next': {'oneOf': [{'type': 'null'}, {'$ref': '#/$defs/more'}]}},
+    'required': ['next'],
+}
 SCHEMAS = [
     {'type': 'string'},
     {'type': 'string', 'minLength': 2, 'maxLength': 4},
@@ -106,6 +115,11 @@ SCHEMAS = [
     {'oneOf': [NUMBER, {'type': 'string'}, {'enum': [True, None, [1]]}]},
     {'oneOf': [{'$ref': '#/$defs/a'}, {'$ref': '#/$defs/b'}], '$defs': KINDS},
     {'anyOf': [NUMBER, {'type': 'array', 'maxItems': 0}, {'const': 'x y'}], 'title': 'noted'},
+    {'$ref': '#/$defs/node', '$defs': {'node': {**TREE, 'required': ['n', 'below']}}},
+    {'oneOf': [{'type': 'null'}, {'$ref': '#/$defs/more'}], '$defs': {'more': MORE}},
+    {'prefixItems': [NUMBER, {'$ref': '#/prefixItems/0'}]},
+    {'anyOf': [False, {'type': 'array', 'items': {'minimum': 1, 'maximum': 0}}, TEXT, {'$ref': '#/anyOf/0'}]},
+    {'properties': {'a': False, 'b': NUMBER}, 'required': ['b']},
     pytest.param({}, marks=pytest.mark.slow),
 ]  # fmt: skip
 
@@ -119,11 +133,21 @@ def test_every_text_that_may_be_written_is_json_that_fits(schema) -> None:
         assert fits(schema, json.loads(text), schema), text
 
 
+NESTED = ['{"a":' + '{"next":' * depth + 'null' + '}' * depth + '}' for depth in range(1, 7)]
+
+
 @pytest.mark.parametrize(
     ('schema', 'written', 'not_written'),
     [
         ({'type': 'string'}, ['""', '"a"', r'"\"\\\n"', '"\u4e2d/"'], ['"', 'a', '"\n"', r'"\q"', '"a"b"']),
         ({'type': 'string', 'pattern': 'a|c"'}, ['"a"', '"ba "', r'"c\""'], ['"b"', '"c""', '"a']),
+        (
+            {'pattern': r'^[^\d]\W.$'},
+            ['"a-b"', '"\u4e2d\u2020 "'],
+            ['"\u0663-b"', '"a\u00e9b"', '"a-\u2028"', r'"a-\r"'],
+        ),
+        ({'properties': {'a': MORE}, '$defs': {'more': MORE}}, NESTED[:5], NESTED[5:]),
+        ({'type': 'number', 'minimum': 1.5e9}, ['1500000000', '1700000000.25'], ['1499999999.9', '1e10']),
         ({'type': 'string', 'format': 'date'}, ['"2024-02-28"', '"1999-12-31"'], ['"2023-02-29"', '"2024-13-01"']),
         ({'type': 'number'}, ['0', '-0.5', '12e-3', '7'], ['01', '.5', '1.', '+1', 'NaN']),
         ({'type': 'object', 'properties': {'a': NUMBER}}, ['{}', '{"a":1}', '{ "a": 1 }'], ['{"a":}', '{"a":1,}']),
@@ -179,6 +203,9 @@ def test_numbers_are_those_of_their_range(low, high) -> None:
             assert accepts(made, f'{text}0' if '.' in text else f'{text}.0') == fitting, (schema, text)
 
 
+WHOLE = {'$defs': {'more': MORE}}
+
+
 @pytest.mark.parametrize(
     ('a', 'b', 'found'),
     [
@@ -195,10 +222,15 @@ def test_numbers_are_those_of_their_range(low, high) -> None:
         (KINDS['a'], {**KINDS['b'], 'required': ['kind'], 'properties': {'kind': {'type': 'string'}}}, False),
         (KINDS['a'], {**KINDS['b'], 'type': ['object', 'null']}, True),
         (True, {'type': 'string'}, False),
+        (MORE, {**MORE, 'title': 'again'}, False),
     ],
 )  # fmt: skip
 def test_schemas_exclude_each_other_only_where_no_value_fits_both(a, b, found) -> None:
-    assert json_overlaps.apart({}, a, b) == json_overlaps.apart({}, b, a) == found
+    assert json_overlaps.apart(WHOLE, a, b) == json_overlaps.apart(WHOLE, b, a) == found
+
+
+ALL = [{'properties': {'x': {'$ref': f'#/$defs/{number}'}}} for number in range(7)]
+FULL = {str(number): {'anyOf': [{'const': number}, *ALL]} for number in range(7)}
 
 
 @pytest.mark.parametrize(
@@ -208,7 +240,8 @@ def test_schemas_exclude_each_other_only_where_no_value_fits_both(a, b, found) -
         ({'type': 'array', 'uniqueItems': True}, "#: 'uniqueItems' is not supported"),
         ({'type': 'array', 'items': {'multipleOf': 2}}, "#/items: 'multipleOf' is not supported"),
         ({'type': 'number', 'minimum': 0.5, 'exclusiveMaximum': 0.5}, '#: no number of 15 digits is within the bounds'),
-        ({'type': 'number', 'minimum': 1e10}, '#: bounds may have 15 digits, 6 of them after the point'),
+        ({'type': 'number', 'minimum': 1e15}, '#: bounds may have 15 digits'),
+        ({'type': 'number', 'minimum': 1e9, 'maximum': 1.0000001}, '#: bounds may have 15 digits'),
         ({'type': 'number', 'minimum': float('nan')}, '#: minimum=NaN must be a number'),
         ({'type': 'string', 'minimum': 0}, "#: 'minimum' is not of type string"),
         ({'oneOf': [NUMBER, {'type': 'number'}]}, '#: oneOf: schemas 0 and 1 do not exclude each other'),
@@ -222,10 +255,14 @@ def test_schemas_exclude_each_other_only_where_no_value_fits_both(a, b, found) -
         ({'type': 'string', 'enum': ['a', 1]}, '#: 1 is not of type string'),
         ({'type': 'object', 'required': ['a']}, "#: required='a' is not in properties"),
         ({'anyOf': [True], 'minLength': 1}, "#: 'minLength' beside 'anyOf' is not supported"),
-        ({'properties': {'a': False}}, '#/properties/a: false is not a schema that a value fits'),
+        ({'properties': {'a': False}, 'required': ['a']}, '#/properties/a: no value fits false'),
+        ({'items': False, 'minItems': 1}, '#: no value fits items, and minItems=1'),
+        ({'items': {'$id': 'x'}}, r"#/items: '\$id' is not supported inside a schema"),
+        ({'type': []}, r'#: type=\[\] must be a type or a list of at least one'),
         ({'type': [{}]}, r'#: type=\{\} is unknown; valid: null, '),
         ({'$ref': '#/$defs/a'}, r"#: \$ref='#/\$defs/a' is not there"),
-        ({'anyOf': [{'$ref': '#'}]}, r"#/anyOf/0: \$ref='#' contains itself"),
+        ({'anyOf': [{'$ref': '#'}]}, r"#/anyOf/0: no value fits \$ref='#', or none in which it contains itself 3"),
+        ({'$ref': '#/$defs/0', '$defs': FULL}, '.*references are in each other in more than 1,000 ways'),
         ({'$ref': 'other.json'}, r'#: \$ref="other.json" must be a place in the same file'),
         ({'prefixItems': [True], 'minItems': 2}, '#: prefixItems has 1 values, which minItems and'),
     ],

@@ -191,7 +191,7 @@ def test_without_a_token_in_front_every_token_but_the_first_is_predicted_once() 
     found: list[list[int]] = [[] for _ in texts]
     for index in range(len(made)):
         fields = example_formats.format_of(run).fields(made, index, corrupt.Noise(run.data, BYTE, (0,)))
-        own = found[made.record[index]]
+        own = found[made.spans[index][0]]
         before = own[-1] if own else BYTE.encode('a')[0]
         assert fields['inputs'].tolist() == [before, *fields['targets'].tolist()][:-1]
         assert fields['weights'].all() and len(fields['inputs']) == made.lengths[index] <= 5

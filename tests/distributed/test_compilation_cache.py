@@ -58,6 +58,16 @@ def test_the_least_recently_used_programs_go_first(place: pathlib.Path) -> None:
     assert store.get('e') is None and store.get('d')
 
 
+def test_a_large_folder_is_seldom_looked_through(place: pathlib.Path, monkeypatch) -> None:
+    store, looks, real = Store(place, 16_000, set()), [], Store._evict
+    monkeypatch.setattr(Store, '_evict', lambda self: (looks.append(0), real(self)))
+    for number in range(300):
+        store.put(str(number), bytes(100))
+        if number == 90:
+            assert len(looks) == 1 + 30  # at first, and after each 250 bytes
+    assert 15_000 < sum(file.stat().st_size for file in place.iterdir()) <= 16_000 + 3 * 132
+
+
 def test_what_a_killed_process_was_writing_goes(place: pathlib.Path) -> None:
     for name, age in (('old.tmp', 2 * compilation_cache._ABANDONED), ('new.tmp', 0)):
         (place / name).write_bytes(b'half')

@@ -1,5 +1,6 @@
 """The work of a compiled program, from its text: texts by hand, and lines that the compilers write."""
 
+import json
 import types
 
 import numpy as np
@@ -216,16 +217,30 @@ def test_what_meets_padding_is_no_operation(name):
     assert costs.flops(found) == expected
 
 
-KERNELS = {
-    '%c = (bf16[2,8,4,16]{3,2,1,0}, u8[0]{0}) custom-call(%q, %q), custom_call_target="__cudnn$fmhaSoftmax", '
-    'backend_config={"cudnn_fmha_backend_config":{"intermediate_tensor_shape":{"dimensions":["2","4","8","32"]}}}': (
-        4 * 2 * 4 * 8 * 32 * 16,  # B, N, T, S; H is 16
-        {'__cudnn$fmhaSoftmax': 1},
+def by_cudnn(target, shape, **fields):
+    """Returns cuDNN's attention as XLA prints it: its configuration is the text that JAX makes, with spaces."""
+    said = {'element_type': 'BF16', 'dimensions': list(map(str, shape)), 'layout': {'tiles': []}}
+    config = json.dumps({'cudnn_fmha_backend_config': {'fmha_scale': 0.1, 'intermediate_tensor_shape': said, **fields}})
+    return (
+        f'%c = (bf16[2,8,4,16]{{3,2,1,0}}, u8[0]{{0}}) custom-call(%q, %q), custom_call_target="{target}", '
+        f'backend_config={config}'
+    )
+
+
+FORWARD, BACKWARD = '__cudnn$fmhaSoftmax', '__cudnn$fmhaSoftmaxBackward'
+KERNELS = {  # B, N, T, S; H is 16
+    by_cudnn(FORWARD, (2, 4, 8, 32), mask_type='PADDING', sliding_window_length=0): (
+        4 * 2 * 4 * 8 * 32 * 16,
+        {FORWARD: 1},
     ),
-    '%c = (bf16[2,8,4,16]{3,2,1,0}, u8[0]{0}) custom-call(%q, %q), custom_call_target="__cudnn$fmhaSoftmaxBackward", '
-    'backend_config={"cudnn_fmha_backend_config":{"intermediate_tensor_shape":{"dimensions":["2","4","8","32"]}}}': (
-        10 * 2 * 4 * 8 * 32 * 16,
-        {'__cudnn$fmhaSoftmaxBackward': 1},
+    by_cudnn(BACKWARD, (2, 4, 8, 32), mask_type='NO_MASK'): (10 * 2 * 4 * 8 * 32 * 16, {BACKWARD: 1}),
+    by_cudnn(FORWARD, (2, 4, 8, 8), mask_type='CAUSAL', sliding_window_length=0): (
+        4 * 2 * 4 * (8 * 9 // 2) * 16,
+        {FORWARD: 1},
+    ),
+    by_cudnn(BACKWARD, (2, 4, 8, 8), mask_type='PADDING_CAUSAL', sliding_window_length=3): (
+        10 * 2 * 4 * (1 + 2 + 6 * 3) * 16,
+        {BACKWARD: 1},
     ),
     '%splash.3 = bf16[2,8,4,16]{3,2,1,0} custom-call(%q), custom_call_target="tpu_custom_call", '
     'backend_config={"cost_estimate":{"flops":"1234","transcendentals":"5"}}': (1234, {'tpu_custom_call splash': 1}),

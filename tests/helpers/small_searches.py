@@ -16,6 +16,7 @@ from tformer.lab.sweep.overrides import Overrides
 from tformer.lab.sweep.search_jobs import SearchJobs
 from tformer.lab.sweep.searches import Search
 from tformer.lab.sweep.trials import Trial, is_done
+from tformer.training import stopping
 
 BASE = config.override(TINY, {'train.num_steps': 270, 'train.eval_every': 10})
 SPACE = {'optimizer.learning_rate': log_uniform(1e-4, 1.0), 'optimizer.weight_decay': log_uniform(1e-4, 1.0)}
@@ -49,7 +50,6 @@ class Worker:
     def __init__(self, home: pathlib.Path, search: Search, base: Config = BASE, curve: Callable = curve):
         self.jobs, self.home, self.base, self.curve = Jobs(search, base), home, base, curve
         self.leased: set[str] = set()
-        self.stopped: set[str] = set()
         home.mkdir(exist_ok=True)
         self.asked: list[tuple[str, int | None]] = []
         self.steps = 0  # that were trained, also in vain
@@ -63,7 +63,9 @@ class Worker:
     def of(self, trial: Trial) -> str:
         if is_done(self.home / trial.directory):
             return jobs.DONE
-        return jobs.LEASED if trial.directory in self.leased else jobs.FREE
+        if trial.directory in self.leased:
+            return jobs.LEASED
+        return jobs.STOPPED if stopping.is_stopped(self.home / trial.directory) else jobs.FREE
 
     def next(self) -> Job | Wait | None:
         found = self.jobs(self)

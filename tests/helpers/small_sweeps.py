@@ -4,7 +4,7 @@ import os
 import pathlib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 from unittest import mock
 
@@ -26,6 +26,14 @@ TINY = Config(
     mesh=Mesh(data=1),
     evaluate=Evaluate(samples=0),
 )
+
+
+def loaded(spec: str, overrides: Mapping[str, str] | None = None) -> tuple[Config, list[trials.Trial]]:
+    """Returns (the base config, the trials) of a sweep file that is no search."""
+    base, sweep = trials.opened(spec, overrides)
+    with trials.beginning(spec):
+        return base, trials.listed(base, sweep, overrides)
+
 
 # Acts a training, in a process that takes job after job: each trial's learning rate says what becomes of it.
 ACTOR = """

@@ -99,6 +99,11 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ('gemma2', {'use_bidirectional_attention': True}),
     ('mixtral', {'norm_topk_prob': True}),
     ('modernbert', {'rope_parameters': {FULL: NEAR, SLIDING: WIDE}}),
+    ('modernbert', {'rope_scaling': WIDE}),
+    ('gemma3', {'rope_parameters': {FULL: {**STRETCHED, 'truncate': False}, SLIDING: NEAR}}),
+    ('gemma3', {'rope_parameters': {FULL: 5}}),
+    ('phi3', {'rope_parameters': WIDE}),
+    ('llama', {'rope_parameters': {**LONG, 'rope_type': 'su'}}),
     ('deepseek_v2', {'rms_norm_eps': 1e-5}),
     ('deepseek_v2', {'attention_bias': True}),
     ('deepseek_v3', {'rope_interleave': False}),
@@ -110,7 +115,8 @@ def test_an_option_without_a_counterpart_is_refused_by_its_name(name: str, optio
     (option,) = options
     with pytest.raises(UserError) as error:
         hf.model_of({**references.load(name).config, **options})
-    names = ('high_freq_factor', 'sliding_attention') if option == 'rope_parameters' else (option,)
+    inside = ('high_freq_factor', 'sliding_attention', 'truncate', 'full_attention', 'rope_type')
+    names = inside if option == 'rope_parameters' else (option,)
     assert any(name in str(error.value) for name in names) and '\n' not in str(error.value)
 
 
@@ -150,6 +156,29 @@ def test_what_rotary_parameters_leave_out_is_as_in_the_hubs_library():
     rope = {**dynamic['rope_parameters'], 'factor': 2.5}
     found = hf.model_of({**dynamic, 'rope_parameters': rope, 'max_position_embeddings': 20})
     assert (found.rope_trained_len, found.max_len, found.rope_factor) == (20, 50, 2.5)
+
+
+def test_earlier_files_have_their_stretch_beside_the_base_or_by_another_name():
+    """Gemma 3's rope_scaling adds to what rope_parameters says of full layers; Phi-3 calls longrope su or yarn, and
+    counts from 4,096 tokens where its file does not say from where."""
+    file = references.load('gemma3').config
+    rope = {FULL: {'rope_type': 'default', 'rope_theta': 900.0}, SLIDING: NEAR}
+    found = hf.model_of({**file, 'rope_parameters': rope, 'rope_scaling': {'rope_type': 'linear', 'factor': 3.0}})
+    assert (found.rope_theta, found.rope_scaling, found.rope_factor) == (900.0, 'linear', 3.0)
+    file = references.load('phi3').config
+    for name in ('longrope', 'su', 'yarn'):
+        assert hf.model_of({**file, 'rope_parameters': {**file['rope_parameters'], 'rope_type': name}}) == hf.model_of(
+            file
+        )
+    rope = {name: value for name, value in file['rope_parameters'].items() if not name.startswith('original')}
+    silent = {name: value for name, value in file.items() if not name.startswith('original')}
+    assert hf.model_of({**silent, 'rope_parameters': rope}).rope_trained_len == 4096
+
+
+def test_a_null_that_rounds_no_ramp_is_no_default():
+    """The hub's library reads `truncate` with a default where it is missing, and null as false."""
+    file = references.load('yarn').config
+    assert not hf.model_of({**file, 'rope_parameters': {**file['rope_parameters'], 'truncate': None}}).rope_round_ramp
 
 
 def test_the_weight_of_the_routers_loss_is_of_a_layer_and_of_a_choice():

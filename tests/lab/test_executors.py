@@ -61,8 +61,23 @@ def test_chips_are_dealt_out_whole() -> None:
     two = seen(2, CHIPS)
     assert [share['TPU_VISIBLE_CHIPS'] for share in two] == ['0,1', '2,3']
     assert {share['TPU_CHIPS_PER_PROCESS_BOUNDS'] for share in two} == {'1,2,1'}
-    with pytest.raises(UserError, match='--parallel=5: a TPU chip serves one process, and this host has 4'):
+    with pytest.raises(UserError, match='5 processes at once: a TPU chip serves one process, and this host has 4'):
         devices.share(0, 5, CHIPS)
+
+
+def test_processes_of_one_trial_have_gpus_of_their_own_and_the_cores_of_both() -> None:
+    of = 'CUDA_VISIBLE_DEVICES'
+    apart = [[each.environment for each in devices.shares(slot, 2, 2, GPUS)] for slot in range(2)]
+    assert apart == [[{of: '0'}, {of: '1'}], [{of: '5'}, {of: '7'}]]
+    assert [each.environment[of] for each in devices.shares(0, 1, 2, GPUS)] == ['0,1', '5,7']
+    cores = devices.share(1, 2, GPUS).cores
+    assert [each.cores for each in devices.shares(1, 2, 2, GPUS)] == [cores, cores]
+    assert devices.shares(1, 3, 2, NONE) == 2 * [devices.share(1, 3, NONE)]
+    assert devices.shares(1, 2, 1, CHIPS) == [devices.share(1, 2, CHIPS)]
+    with pytest.raises(UserError, match='--processes=3: 6 processes need a GPU each, and this host shows 4'):
+        devices.shares(0, 2, 3, GPUS)
+    with pytest.raises(UserError, match='--processes=2: the TPU chips of a host train a trial as one process'):
+        devices.shares(0, 1, 2, CHIPS)
 
 
 def test_how_many_train_at_once() -> None:

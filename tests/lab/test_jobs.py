@@ -8,7 +8,7 @@ import pytest
 
 from small_sweeps import TINY
 from tformer import config
-from tformer.lab.sweep import grid, jobs, manifest, product, seeds, trials
+from tformer.lab.sweep import grid, jobs, manifest, plan, product, seeds, trials
 from tformer.lab.sweep.jobs import Job, State, Wait, first_free
 from tformer.lab.sweep.leases import Holder, Leases
 from tformer.lab.sweep.trials import Trial
@@ -104,6 +104,22 @@ def test_those_that_have_begun_together_go_on_together(tmp_path: pathlib.Path) -
     assert of.next(4) == [0, 2]  # the slice of the one that is done stays
     of.write(2, jobs.TOGETHER, begun[:9])
     assert of.next(4) == [2]
+
+
+def test_the_plan_shows_the_groups_that_are_trained(tmp_path: pathlib.Path) -> None:
+    of = in_seeds(tmp_path, 7)
+    for number in (1, 2, 3, 4):  # they have begun together, and one of them is done
+        of.write(number, jobs.TOGETHER, json.dumps([of.made[each].directory for each in (1, 2, 3, 4)]))
+        of.write(number, 'config.json')
+    of.write(2, 'result.json')
+    rows = plan.plan(of.made, tmp_path, together=4).splitlines()
+    shown = dict(enumerate(row.split()[-1] for row in rows[1:8]))
+    assert [number for number in shown if shown[number] == '1'] == [0, 5, 6] == of.next(4)
+    assert [number for number in shown if shown[number] == '2'] == [1, 3, 4] and shown[2] == 'done'
+    assert '2 programs' in rows[-1]
+    for number in (0, 5, 6):
+        of.lease(number)
+    assert of.next(4) == [1, 2, 3, 4]
 
 
 def test_a_trial_that_a_process_died_of_trains_alone(tmp_path: pathlib.Path) -> None:

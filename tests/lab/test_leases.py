@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import dataclasses
+import errno
 import json
 import os
 import pathlib
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lives import HANG
 from tformer.lab.sweep import leases
 from tformer.lab.sweep.leases import PATIENCE, Holder, Lease, Leases, deciding
 
@@ -190,6 +192,29 @@ def test_nobody_has_what_another_has(steps: list[tuple[str, int, int]], leads: l
         assert take(hosts[0]) is not None
 
 
+def test_a_lease_whose_end_cannot_be_written_is_free_and_a_stale_file_is_lost(tmp_path, monkeypatch) -> None:
+    held, lost = take(host(tmp_path, 'a')), take(host(tmp_path, 'a'), 'arm/seed_1')
+    assert held is not None and lost is not None
+
+    def refuse(code: int) -> None:
+        monkeypatch.setattr(leases.os, 'pwrite', mock.Mock(side_effect=OSError(code, os.strerror(code))))
+
+    refuse(errno.ENOSPC)
+    assert held.renew() and lost.renew()
+    held.release()
+    refuse(errno.ESTALE)
+    assert not lost.renew()
+    monkeypatch.undo()
+    assert take(host(tmp_path, 'b')) is not None
+
+
+def test_who_finds_another_deciding_may_go_on_with_something_else(tmp_path: pathlib.Path) -> None:
+    with deciding(tmp_path) as first, deciding(tmp_path, patience=0.0) as second:
+        assert first and not second
+    with deciding(tmp_path, patience=0.0) as third:
+        assert third
+
+
 def test_one_decides_at_a_time(tmp_path: pathlib.Path) -> None:
     """Each opens the lock's file anew, as processes do."""
     number = tmp_path / 'number'
@@ -197,7 +222,7 @@ def test_one_decides_at_a_time(tmp_path: pathlib.Path) -> None:
 
     def count() -> None:
         for _ in range(50):
-            with deciding(tmp_path):
+            with deciding(tmp_path, patience=HANG):
                 found = int(number.read_text())
                 number.write_text('')
                 number.write_text(str(found + 1))
@@ -213,5 +238,6 @@ def test_where_there_are_no_locks_leases_decide(tmp_path: pathlib.Path, monkeypa
         raise OSError(95, 'Operation not supported')
 
     monkeypatch.setattr(leases.fcntl, 'flock', refuse)
-    with deciding(tmp_path), deciding(tmp_path):
+    with deciding(tmp_path) as one, deciding(tmp_path) as other:
+        assert one and other
         assert take(host(tmp_path, 'a')) is not None and take(host(tmp_path, 'b')) is None

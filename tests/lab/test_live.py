@@ -1,11 +1,16 @@
 """Watching runs: only what is new is read, half-written files are survived, and peeked labels are named so."""
 
 import asyncio
+import html
 import io
 import json
 import math
 import os
 import pathlib
+import re
+import signal
+import subprocess
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+import browsing
+from browsing import needs_chromium
 from small_sweeps import TINY
 from tformer import __main__ as command_line
 from tformer import config
@@ -189,6 +196,9 @@ def test_a_directory_of_workdirs_and_a_single_workdir_are_watched_too(tmp_path, 
     for home, metric in ((tmp_path / 'none', None), (tmp_path / 'no', None)):
         with pytest.raises(UserError, match=r'no runs are here: neither sweep\.json nor \*/config\.json'):
             Watched(home, metric)
+    (tmp_path / 'none' / manifest.LIST).write_text('{"trials": [{"name": "a", "seed": 0, "directory": "/etc"}]}')
+    with pytest.raises(UserError, match=r'sweep\.json is not the list of a sweep: '):
+        Watched(tmp_path / 'none')
     with pytest.raises(UserError, match=r"--baseline=num_steps=8 is not an arm; did you mean 'num_steps=80'\?"):
         Watched(tmp_path, baseline='num_steps=8')
 
@@ -231,6 +241,7 @@ def test_labels_are_those_of_the_report_and_peeked_until_all_have_ended(tmp_path
     end(made[7], 2.02)
     found.refresh()
     assert found.is_ended and text.table(found)[0][-1] == 'verdict'
+    assert text.table(Watched(tmp_path))[0][-2:] == ('test loss', 'verdict')  # at the first look
     assert found.verdicts()['baseline'].runs.failed == 1
     assert text.about_verdicts(found) == 'verdicts by test loss against baseline'
     other = Watched(tmp_path, baseline='learning_rate=0.002')
@@ -433,6 +444,18 @@ def test_keys_ask_before_they_prune_or_stop(tmp_path) -> None:
     end(tmp_path / made[0].directory, 1.0)
 
 
+def test_keys_that_come_together_are_read_one_after_the_other(monkeypatch) -> None:
+    import pty
+
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs) as held:
+        monkeypatch.setattr(terminal.sys, 'stdin', held)
+        with terminal.keyboard() as read:
+            os.write(ours, b'\x1b[B\x1b[Apy\x1b[Dq')
+            assert [read(1.0) for _ in range(7)] == ['down', 'up', 'p', 'y', 'left', 'q', None]
+    os.close(ours)
+
+
 def test_a_long_name_keeps_its_ends_and_other_encodings_their_own_bars() -> None:
     assert terminal._middle('learning_rate=0.00012', 12) == 'learn….00012' and terminal._middle('ab', 12) == 'ab'
     assert terminal.bars_of(io.TextIOWrapper(io.BytesIO(), 'latin-1')) == text.ASCII_BARS
@@ -464,11 +487,12 @@ def ask(
 
 
 @pytest.fixture
-def served(tmp_path: pathlib.Path) -> Any:
+def served(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """(the application, the workdirs of a sweep)."""
     pytest.importorskip('starlette')
     from tformer.lab.live import page
 
+    monkeypatch.setattr(page, 'FRESH', 0.0)
     made = [tmp_path / each.directory for each in sweep(tmp_path)]
     return page.make_app(Watched(tmp_path), '127.0.0.1'), made
 
@@ -499,6 +523,56 @@ def test_the_page_is_told_what_is_new_and_no_more(served) -> None:
     assert status == 503 and 'no runs are here' in json.loads(body)['error']
 
 
+def test_a_version_that_is_none_is_that_of_a_new_page(served) -> None:
+    app, _ = served
+    life = json.loads(ask(app, '/state')[2])['life']
+    for version in ('%C2%B2', '9' * 5000, '-1', 'x', ''):
+        status, _, body = ask(app, '/state', f'life={life}&version={version}')
+        assert status == 200 and 'arms' in json.loads(body)
+
+
+def test_many_who_ask_share_a_look(tmp_path, monkeypatch) -> None:
+    pytest.importorskip('starlette')
+    from tformer.lab.live import page
+
+    sweep(tmp_path)
+    state, now, looks = page.State(Watched(tmp_path)), [100.0], list[float]()
+    monkeypatch.setattr(page.time, 'monotonic', lambda: now[0])
+    monkeypatch.setattr(state.watched, 'refresh', lambda: looks.append(now[0]))
+    for seconds in (0, 0, 0.9 * page.FRESH, 0.2 * page.FRESH, 0):
+        now[0] += seconds
+        state.since('', 0, '')
+    assert looks == [100.0, 100.0 + 1.1 * page.FRESH]
+
+
+@needs_chromium
+@pytest.mark.slow
+def test_a_browser_shows_the_runs_whatever_they_are_called(tmp_path) -> None:
+    """The command serves a sweep to Chromium, which draws it with a clean console."""
+    pytest.importorskip('uvicorn')
+    made = [tmp_path / 'x' / each.directory for each in sweep(tmp_path / 'x')]
+    listed = json.loads((tmp_path / 'x' / manifest.LIST).read_text())
+    for entry, name in zip(listed['trials'][3:], ['__proto__', HOSTILE, HOSTILE], strict=True):
+        entry['name'] = name
+    (tmp_path / 'x' / manifest.LIST).write_text(json.dumps(listed))
+    for number, place in enumerate(made):
+        write(place, *(row(10 * i, train=3.0 + number - i) for i in range(1, 4)))
+    command = [sys.executable, '-m', 'tformer', 'watch', str(tmp_path / 'x'), '--serve=0']
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stderr is not None
+            address = server.stderr.readline().split()[-1]
+            assert re.fullmatch(r'http://127\.0\.0\.1:\d+', address)
+            shown = browsing.opened(address, tmp_path / 'profile')
+        finally:
+            server.terminate()
+    assert server.returncode in (0, -signal.SIGTERM)
+    body = re.sub('<script.*?</script>', '', shown, flags=re.DOTALL)
+    assert '<img' not in body and body.count('__proto__') >= 3 and html.escape(HOSTILE[:8]) in body
+    assert len(re.findall('class="curve"', body)) == 3 and body.count('class="spark"') == 3
+    assert '6 trials: 6 paused' in body and 'id="problem" role="alert" hidden' in body
+
+
 def test_the_page_changes_nothing_and_answers_no_other_site(served) -> None:
     app, _ = served
     assert ask(app, '/')[0] == 200 and ask(app, '/watch.js')[1]['content-type'].startswith('text/javascript')
@@ -509,8 +583,13 @@ def test_the_page_changes_nothing_and_answers_no_other_site(served) -> None:
     from tformer.lab.live import page
 
     body = ask(app, '/')[2]
-    assert '<script src="watch.js">' in body and '--paper: #fff' in body and page.POLICY
-    assert 'innerHTML' not in ask(app, '/watch.js')[2]
+    assert (
+        '<script src="page.js">' in body
+        and '<script src="watch.js">' in body
+        and '--paper: #fff' in body
+        and page.POLICY
+    )
+    assert not [name for name in page.SCRIPTS if 'innerHTML' in ask(app, name)[2]]
 
 
 def test_states_are_all_known_to_who_counts_them() -> None:

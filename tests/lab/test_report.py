@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from browsing import needs_chromium, opened
 from lives import HANG
 from small_sweeps import TINY
 from tformer import __main__ as command_line
@@ -285,6 +286,25 @@ def test_several_sweeps_are_compared_in_one_report(tmp_path: pathlib.Path, monke
     for wrong, why in ((['runs/a', './runs/a/'], twice), (['runs', 'runs/a'], twice), ([], 'no directory is given')):
         with pytest.raises(UserError, match=why):
             results.read_several(wrong)
+
+
+def test_that_arms_have_other_tasks_is_said(tmp_path: pathlib.Path) -> None:
+    scores = {'loss': 1.0, 'bits_per_byte': 2.0}
+    arms = [({}, {0: scores}), ({'data.tokenizer': 'char', 'model.norm': 'rmsnorm'}, {0: scores})]
+    home = built(tmp_path / 'x', arms)
+    line = 'The tasks of the arms differ, in data.tokenizer: a difference of test loss may be one of tasks.'
+    assert (
+        line in written(home).splitlines()
+        and line.replace('data.tokenizer', '`data.tokenizer`') in (home / 'report.md').read_text()
+    )
+    assert 'The tasks' not in written(home, metric='test/bits_per_byte')  # whatever the tokens
+    other = built(
+        tmp_path / 'y',
+        [({}, {0: 1.0})],
+        base=dataclasses.replace(LOGGED, data=dataclasses.replace(LOGGED.data, split_by='family')),
+    )
+    both = report_data.report(results.read_several([home, other]))
+    assert both.tasks == ['data.split_by', 'data.tokenizer']
 
 
 def test_many_arms_have_few_words(tmp_path: pathlib.Path, monkeypatch) -> None:
@@ -866,7 +886,7 @@ LATEX = r"""\begin{tabular}{lr}
 a\_b, 95 \% & mean $\pm$ sd \\
 \midrule
 \texttt{x\_y=\{1\}\textbackslash{}\textasciicircum{}\&\#\$\textasciitilde{}\textless{}} & $-$0.5 $\pm$ 0.1 \\
-run-1 & -- \\
+run-1 says \char34{}x\char34{} & -- \\
 \bottomrule
 \end{tabular}
 """
@@ -875,9 +895,22 @@ run-1 & -- \\
 def test_a_table_in_latex_shows_what_stands_in_it() -> None:
     rows = [
         [tables.Cell(r'x_y={1}\^&#$~<', True), tables.Cell('-0.5 ± 0.1', False)],
-        [tables.Cell('run-1', False), tables.Cell('-', False)],
+        [tables.Cell('run-1 says "x"', False), tables.Cell('-', False)],
     ]
     assert tables.latex(tables.Table('t', 't', ['a_b, 95 %', 'mean ± sd'], [False, True], rows)) == LATEX
+
+
+@pytest.mark.skipif(shutil.which('pdflatex') is None, reason='LaTeX is not installed')
+def test_a_table_needs_booktabs_and_no_more(home: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    ours = tables.Table(
+        't', 't', ['a_b|c', '±'], [False, True], [[tables.Cell('<"\\|~^…>&%$#{}' * 2, x)] * 2 for x in (True, False)]
+    )
+    made = [ours, *tables.tables(render.markdown(computed_of(home), page=True))]
+    text = '\\documentclass{article}\\usepackage{booktabs}\\begin{document}' + '\n\n'.join(map(tables.latex, made))
+    (tmp_path / 'x.tex').write_text(text + '\\end{document}')
+    command = ['pdflatex', '-interaction=nonstopmode', '-halt-on-error', 'x.tex']
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=HANG)
+    assert done.returncode == 0, done.stdout[-2000:]
 
 
 class Page(html.parser.HTMLParser):
@@ -926,10 +959,10 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     place = built(tmp_path_factory.mktemp('hostile') / 'x', arms)
     listed = json.loads((place / 'sweep.json').read_text())
     for entry in listed['trials'][2:]:
-        entry['name'], entry['off_percent'] = f'$\\sum$ {HOSTILE}', {HOSTILE: 0.5}
+        entry['name'], entry['off_percent'] = f'$\\sum$ 混合 {HOSTILE}', {HOSTILE: 0.5}
     (place / 'sweep.json').write_text(json.dumps(listed))
     (place / 'command.txt').write_text(f'tformer sweep {HOSTILE}\n')
-    written(place)
+    written(place)  # letters that a font lacks cost no words
     return place
 
 
@@ -967,7 +1000,6 @@ def test_the_page_points_at_nothing_outside(home: pathlib.Path, hostile: pathlib
 
 # ------------------------------------------------------------------------------------------------------- in a browser
 
-needs_chromium = pytest.mark.skipif(shutil.which('chromium') is None, reason='chromium is not installed')
 OVERLAPS = """
 function overlaps(page) {  // pairs of labels of one drawing that lie on one another
   const found = []
@@ -1000,12 +1032,7 @@ def seen(tmp_path: pathlib.Path, frames: Sequence[tuple[str, int]], look: str) -
         {look}
       }}))</script>"""
     (tmp_path / 'frames.html').write_text(f'<!doctype html><meta charset=utf-8><title></title>{shown}{script}')
-    flags = 'headless no-sandbox disable-gpu disable-background-networking disable-component-update disable-sync'
-    flags += f' no-first-run user-data-dir={tmp_path} enable-logging=stderr virtual-time-budget=5000 dump-dom'
-    command = ['chromium', *[f'--{flag}' for flag in flags.split()], (tmp_path / 'frames.html').as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG, check=True)
-    assert 'CONSOLE' not in done.stderr
-    title = re.search('<title>(.*?)</title>', done.stdout)
+    title = re.search('<title>(.*?)</title>', opened((tmp_path / 'frames.html').as_uri(), tmp_path))
     assert title
     return json.loads(html.unescape(title[1]))
 
@@ -1018,6 +1045,7 @@ def test_a_browser_shows_the_page_without_a_complaint_and_on_a_phone(
     look = "return [page.documentElement.scrollWidth, page.querySelectorAll('figure svg[role=img]').length]"
     widths = seen(tmp_path, frames, look)
     assert len(widths) == 2 and all(width <= 390 and drawings >= 3 for width, drawings in widths)
+    opened((home / 'report.html').as_uri(), tmp_path, 400)  # the page itself, in no frame
 
 
 @pytest.fixture(scope='module')

@@ -207,6 +207,38 @@ def test_several_workers_that_die_train_nothing_twice_and_count_no_rung_twice(tm
     )
 
 
+def test_a_run_that_is_stopped_at_a_rung_before_its_evaluation_has_not_reached_it(tmp_path, monkeypatch):
+    worker = Worker(tmp_path, search(SPACE, 'random', 9, rungs=asha()))
+    job = worker.next()
+    worker.train(job)
+    rows = tmp_path / job.trials[0].directory / 'metrics.jsonl'
+    kept = rows.read_text()
+    rows.write_text('{"step": 10, "train/loss": 1.0}\n')
+    other = worker.again()
+    assert other.jobs(other) == job  # it is trained there again, which evaluates it
+    monkeypatch.setattr(jobs_lib, 'is_evaluated', lambda place, step: True)
+    other = worker.again()
+    with pytest.raises(UserError, match=r'metrics.jsonl lacks evaluations; delete .*seed_0 to train it again'):
+        other.jobs(other)
+    rows.write_text(kept)
+    assert other.jobs(other).trials != job.trials
+
+
+def test_a_run_that_was_asked_to_stop_is_left_out_by_every_host_until_it_may_go_on(tmp_path):
+    worker = Worker(tmp_path, search(SPACE, 'random', 2, confirm=0))
+    job = worker.next()
+    worker.train(job, dies_at=100)
+    stopped = tmp_path / job.trials[0].directory / 'stopped'
+    stopped.touch()
+    worker = worker.again()
+    second = worker.next()
+    assert second.trials != job.trials
+    worker.train(second)
+    assert worker.next() is None
+    stopped.unlink()
+    assert worker.next() == job
+
+
 # ----------------------------------------------------------------------------------------------------------- budget
 
 
@@ -220,6 +252,24 @@ def test_a_budget_ends_the_search_and_what_is_best_by_then_is_confirmed(tmp_path
         searched = [each for each, _ in worker.asked if each.endswith('seed_0')]
         assert len(searched) == 4  # the fourth run of 270 steps is begun before 1,000 are spent
         assert [each.rpartition('/')[2] for each, _ in worker.asked[4:]] == ['seed_1', 'seed_2'] * 2
+
+
+def test_what_trains_on_any_host_counts_in_the_budget_with_what_it_will_need(tmp_path, monkeypatch):
+    monkeypatch.setattr(jobs_lib, '_totals', lambda place, step: {'tokens': 100.0 * step, 'flops': 0.0})
+    worker = Worker(tmp_path, search(SPACE, 'random', 100, budget={'tokens': 100.0 * 1000}, confirm=0))
+    worker.train(worker.next())
+    training = [worker.next() for _ in range(3)]  # the third begins where 810 of 1,000 steps are spent or promised
+    assert all(isinstance(job, Job) for job in training)
+    waits = worker.next()
+    assert isinstance(waits, Wait) and waits.may_come
+    worker.train(training[0], dies_at=100)
+    worker.train(training[1])
+    again = worker.next()
+    assert again == training[0]  # that died
+    worker.train(again)
+    assert isinstance(worker.next(), Wait)
+    worker.train(training[2])
+    assert worker.next() is None and worker.steps == 4 * 270 + 10
 
 
 def test_more_trials_go_on_with_a_search_and_another_search_is_refused(tmp_path):

@@ -8,6 +8,7 @@ import pytest
 from sacrebleu.metrics import BLEU
 from scipy import stats
 
+import judged_again
 from tformer.errors import UserError
 from tformer.lab.statistics import comparison, curves, family, noise, power, resampling
 from tformer.lab.statistics.comparison import compare
@@ -472,3 +473,26 @@ def test_a_curve_that_failed():
 def test_what_is_no_curve(x, y, message):
     with pytest.raises(UserError, match=message):
         curves.shared_range([(x, y)])
+
+
+PAGE = """
+# words
+
+| arm (3 seeds each) | numbers | test loss | difference (95 % interval) | p | verdict |
+| --- | --- | --- | --- | --- | --- |
+| baseline | 8 | 2.000 ± 0.010 | | | |
+| `a=1` | 4 | 1.900 ± 0.010 | -0.1 (-0.2 to 0.0) | 0.001 | within noise (9) |
+| `b` | 2 | 2.002 ± 0.010 | +0.002 | 0.9 | within noise (over 10,000) |
+
+| arm (3 seeds each) | test accuracy | difference | p | verdict |
+| --- | --- | --- | --- | --- |
+| baseline | 0.9 ± 0.1 | | | |
+"""
+
+
+def test_the_tables_of_a_page_are_judged_by_their_means_and_deviations():
+    values = judged_again.runs(2.0, 0.1, 5)
+    assert np.mean(values) == pytest.approx(2.0) and np.std(values, ddof=1) == pytest.approx(0.1)
+    a, b = judged_again.judged(PAGE)
+    assert (a.arm, a.told, a.label) == ('`a=1`', 'within noise', 'better') and a.percent == pytest.approx(5.0)
+    assert (b.told, b.label) == ('within noise', 'within noise') and b.percent == pytest.approx(0.1)

@@ -20,7 +20,7 @@ import recipes
 import toy_data
 from lives import HANG, environment
 from places import ROOT, TESTS
-from small_sweeps import ACTOR, TINY, acting, wait_for, waiting
+from small_sweeps import ACTOR, TINY, acting, loaded, wait_for, waiting
 from tformer import __main__ as command_line
 from tformer import checks, config
 from tformer.commands import report as report_command
@@ -257,7 +257,7 @@ def test_a_sweep_may_have_no_match_or_one(match: Match | None, tmp_path: pathlib
     (tmp_path / 'base.py').write_text("def get_config(argument): return {'train': {'num_steps': 2}}")
     text = 'from tformer.lab.sweep import Match, Sweep\n\ndef get_sweep():\n'
     (tmp_path / 'one.py').write_text(f"{text}    return Sweep('base.py', [{{'model.norm': 'dyt'}}], match={match!r})")
-    _, (trial,) = trials.load(f'{tmp_path}/one.py', {'model.emb_dim': '64'})
+    _, (trial,) = loaded(f'{tmp_path}/one.py', {'model.emb_dim': '64'})
     assert trial.mismatch_percent == ({'parameters': 0.0} if match else {})
 
 
@@ -356,7 +356,7 @@ def get_config(argument):
             return Sweep('base.py', product(grid({'model.norm': ['layernorm', 'rmsnorm']}), seeds(2)))
     """
     (tmp_path / 'two.py').write_text('\n'.join(line[8:] for line in text.splitlines()))
-    base, made = trials.load(f'{tmp_path}/two.py', {'model.emb_dim': '64'})
+    base, made = loaded(f'{tmp_path}/two.py', {'model.emb_dim': '64'})
     assert [trial.directory for trial in made][1:3] == ['baseline/seed_1', 'norm=rmsnorm/seed_0']
     assert {trial.config.model.emb_dim for trial in made} == {base.model.emb_dim} == {64}
     command_line.main(['tformer', 'sweep', f'--config={tmp_path}/two.py', '--dry_run', '--config.model.emb_dim=64'])
@@ -364,13 +364,13 @@ def get_config(argument):
     assert [line.split()[0] for line in said[1:5]] == [trial.directory for trial in made]
     assert [line.split()[1] for line in said[1:5]] == [f'{matching.num_parameters(trial.config):,}' for trial in made]
     with pytest.raises(UserError, match=r'--config.model.norm: .* varies this field itself'):
-        trials.load(f'{tmp_path}/two.py', {'model.norm': 'dyt'})
+        loaded(f'{tmp_path}/two.py', {'model.norm': 'dyt'})
     with pytest.raises(UserError, match=r'two.py: .*argument'):
-        trials.load(f'{tmp_path}/two.py:small')
+        loaded(f'{tmp_path}/two.py:small')
     with pytest.raises(UserError, match=r'defines no get_sweep\(\)'):
-        trials.load(f'{tmp_path}/base.py')
+        loaded(f'{tmp_path}/base.py')
     with pytest.raises(UserError, match=r'no file .*tow.py; did you mean .*two.py'):
-        trials.load(f'{tmp_path}/tow.py')
+        loaded(f'{tmp_path}/tow.py')
     of_dict = Sweep(config.config_dict(TINY), [{}])
     assert trials.trials(config.from_dict(of_dict.base), of_dict.arms)[0].config == TINY
 
@@ -414,7 +414,7 @@ def test_a_mistake_in_a_sweep_file_is_a_line_that_names_it(tmp_path, sweep: str,
     text = f'from tformer.lab.sweep import *\nBASE = "base.py"\ndef get_sweep():\n    return {sweep}\n'
     (tmp_path / 'mine.py').write_text(text)
     with pytest.raises(UserError) as error:
-        trials.load(f'{tmp_path}/mine.py')
+        loaded(f'{tmp_path}/mine.py')
     assert 'mine.py' in str(error.value) and message in str(error.value) and '\n' not in str(error.value)
 
 
@@ -487,25 +487,25 @@ with workdir.lock(pathlib.Path(sys.argv[1])):
 
 
 @contextlib.contextmanager
-def held_by_another(place: pathlib.Path) -> Iterator[None]:
+def held_by_another(place: pathlib.Path) -> Iterator[subprocess.Popen[str]]:
     """Another process is in a workdir."""
     pipes = {'stdin': subprocess.PIPE, 'stdout': subprocess.PIPE, 'env': {**os.environ, 'PYTHONPATH': str(ROOT)}}
     with subprocess.Popen([sys.executable, '-c', HOLDER, str(place)], text=True, **pipes) as holder:
         assert holder.stdout.readline() == 'held\n'
-        yield
+        yield holder
         holder.stdin.close()
 
 
 @pytest.mark.slow
 def test_a_trial_that_another_process_runs_does_not_fail(tmp_path: pathlib.Path, monkeypatch, capsys) -> None:
-    """It is begun a second time, as a task of an array, by a sweep, or with others together."""
+    """It is begun a second time, by itself, with others together, or by a sweep, which tries it again later."""
     monkeypatch.setattr(workdir, 'LOCK_SECONDS', 0)
     monkeypatch.setenv('PYTHONPATH', str(ROOT))
     made = trials.trials(TINY, grid({'optimizer.learning_rate': [1.0, 4.0]}))
     manifest.claim(TINY, made, tmp_path)
     running, other = (tmp_path / trial.directory for trial in made)
     (running / 'error.txt').write_text('of one of some together\n')
-    with held_by_another(running):
+    with held_by_another(running) as holder:
         assert workdir.is_locked(running) and not workdir.is_locked(other) and not (other / 'lock').exists()
         with pytest.raises(UserError, match='is in use by process'):
             train_command.train_and_evaluate(made[0].config, str(running))
@@ -525,13 +525,25 @@ def test_a_trial_that_another_process_runs_does_not_fail(tmp_path: pathlib.Path,
     return 1
     rate = """,
         )
+        outcome, states = trial_process.Training.outcome, []
+
+        def let_go(*given: object) -> tuple[trial_process.End, str]:
+            end, text = outcome(*given)
+            if end is trial_process.End.FAILED:  # the other trial: it was not held up
+                states.append(results.read(tmp_path).runs[0].state)
+                holder.stdin.close()
+                holder.wait()
+            return end, text
+
+        monkeypatch.setattr(trial_process.Training, 'outcome', let_go)
+        monkeypatch.setattr(runner, 'BUSY_SECONDS', 1.0)
         with mock.patch.object(trial_process, 'TRAIN', [sys.executable, '-c', actor]):
             assert runner.sweep(TINY, made, tmp_path) == 1
         said = capsys.readouterr().out
-        assert re.search(rf'baseline/seed_0  .* s  failed: .*--workdir={running} is in use by process', said)
+        assert re.search(rf'baseline/seed_0  .* s  is tried again later: .*--workdir={running} is in use', said)
         assert re.search(r'learning_rate=4.0/seed_0  .* s  failed: ValueError: of its own', said)
-        assert not (running / 'error.txt').exists()
-        assert [run.state for run in results.read(tmp_path).runs] == ['unfinished', 'failed']
+        assert re.search(r'baseline/seed_0  .* s  failed: ValueError: of its own', said)
+        assert states[0] == 'unfinished'
     assert not workdir.is_locked(running) and trials.clear_error(other) and trials.error_of(other) is None
 
 
@@ -586,7 +598,7 @@ def test_another_than_the_first_process_tells_the_first_one_from_another_run(tmp
 def test_a_sweep_that_is_refused_leaves_the_command_of_the_one_before(tmp_path: pathlib.Path) -> None:
     rates = ({'optimizer.learning_rate': rate} for rate in (1.0, 4.0))
     made, other = (trials.trials(TINY, [rate]) for rate in rates)
-    runner.claim(TINY, made, Leases(tmp_path / 'leases'), arguments=['--config=first file.py'])
+    manifest.enter(TINY, made, Leases(tmp_path / 'leases'), arguments=['--config=first file.py'])
     with pytest.raises(UserError, match='holds a trial with another config'):
         runner.sweep(TINY, other, tmp_path, arguments=['--config=second.py'])
     assert (tmp_path / 'command.txt').read_text() == "tformer sweep '--config=first file.py'\n"
@@ -769,4 +781,4 @@ def test_what_no_trial_can_be_run_with_is_refused(tmp_path) -> None:
         "def get_sweep():\n    return Sweep('base.py', [{'model.position': 'alibi'}])\n"
     )
     with pytest.raises(UserError, match=r'all\.py: --config\.model\.rope_theta=5\.0 has no effect in any arm$'):
-        trials.load(f'{tmp_path}/all.py', {'model.rope_theta': '5'})
+        loaded(f'{tmp_path}/all.py', {'model.rope_theta': '5'})

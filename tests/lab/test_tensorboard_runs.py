@@ -71,6 +71,21 @@ def test_what_a_resumed_run_repeats_replaces_what_came_after_its_checkpoint(tmp_
     assert result == {'train': {'loss': None}}
 
 
+def test_directories_of_splits_are_parts_of_their_run(tmp_path) -> None:
+    for seed in (0, 1):
+        place = tmp_path / 'logs' / 'a' / f'seed_{seed}'
+        run(place / 'train', {1: {'epoch_loss': 3.0}, 2: {'epoch_loss': 2.0, 'lr': 0.5}})
+        run(place / 'validation', {2: {'epoch_loss': 2.5, 'evaluation_loss_vs_iterations': 2.5}})
+    run(tmp_path / 'logs' / 'b', {1: {'loss': 3.0}})
+    run(tmp_path / 'logs' / 'b' / 'eval', {1: {'loss': 4.0}})
+    (tmp_path / 'home').mkdir()
+    assert tensorboard_runs.write(tmp_path / 'logs', tmp_path / 'home')[0].startswith('3 runs of 2 arms')
+    rows = writers.read(tmp_path / 'home' / 'a' / 'seed_1')
+    assert [row['step'] for row in rows] == [1, 2]
+    assert rows[1].items() >= {'train/loss': 2.0, 'train/lr': 0.5, 'valid/loss': 2.5}.items()
+    assert writers.read(tmp_path / 'home' / 'b' / 'seed_0') == [{'step': 1, 'train/loss': 3.0, 'valid/loss': 4.0}]
+
+
 def test_a_damaged_file_is_one_line_and_a_cut_one_ends_where_it_is_cut(tmp_path, capsys) -> None:
     numbers = {step: {'valid/loss': 0.5 * step} for step in range(1, 5)}
     whole = run(tmp_path / 'logs' / 'whole', numbers)
@@ -154,7 +169,7 @@ def test_what_cannot_be_imported_is_one_line(tmp_path, capsys) -> None:
     logs = tmp_path / 'logs'
     for name in ('a/seed_1', 'a-seed1'):
         run(logs / name, {1: {'valid/mse': 1.0}})
-    with pytest.raises(UserError, match=r'a/seed_1/tensorboard and .*a-seed1/tensorboard are both seed 1 of a: name'):
+    with pytest.raises(UserError, match=r'a/seed_1 and .*a-seed1 are both seed 1 of a: name'):
         imported(logs, tmp_path / 'runs', capsys)
     assert not (tmp_path / 'runs').exists()
     assert 'valid/mse: a report takes more of it for better' in imported(logs / 'a', tmp_path / 'runs', capsys)

@@ -1,5 +1,7 @@
 """Workers of a sweep: warm processes, hosts that work on one sweep at once, and kills of any of them."""
 
+import contextlib
+import errno
 import json
 import os
 import pathlib
@@ -10,6 +12,7 @@ import subprocess
 import sys
 import time
 import types
+from unittest import mock
 
 import pytest
 
@@ -18,7 +21,8 @@ from lives import HANG, environment
 from places import TESTS
 from small_sweeps import ACTOR, TINY, acting, wait_for
 from tformer import config
-from tformer.lab.sweep import grid, jobs, manifest, runner, trial_process, trials
+from tformer.errors import Stopped
+from tformer.lab.sweep import grid, jobs, leases, manifest, runner, trial_process, trials
 from tformer.lab.sweep.leases import Holder, Leases
 from tformer.lab.sweep.runner import Placement
 from tformer.training import program_cache
@@ -74,6 +78,73 @@ def test_a_worker_of_a_scheduler_leaves_failures_and_the_next_command_tries_them
     assert acting(tmp_path, [2.0, 1.0]) == 2 and begun(tmp_path)['baseline'] == 2
 
 
+def test_a_worker_of_a_scheduler_waits_for_what_may_come_and_for_nothing_else(tmp_path, monkeypatch) -> None:
+    made = trials.trials(TINY, grid({'optimizer.learning_rate': [1.0]}))
+    monkeypatch.setattr(trial_process, 'TRAIN', [sys.executable, '-c', ACTOR])
+    monkeypatch.setattr(runner, 'ASK_EVERY', 0.01)
+    choices = [jobs.Wait('others train', may_come=True), jobs.Job(tuple(made)), jobs.Wait('others train'), None]
+    worker = Placement(joins=True)
+    assert runner.sweep(TINY, made, tmp_path, worker, next_job=lambda state: choices.pop(0)) == 0
+    assert begun(tmp_path) == {'baseline': 1} and choices == [None]
+
+
+def test_a_scheduler_is_not_asked_to_begin_a_worker_again_for_trials_that_are_to_stay_stopped(tmp_path) -> None:
+    made = trials.trials(TINY, grid({'optimizer.learning_rate': [1.0, 4.0]}))
+    manifest.claim(TINY, made, tmp_path)
+    (tmp_path / made[0].directory / 'stopped').touch()
+    assert acting(tmp_path, [1.0, 4.0], joins=True) == 0 and begun(tmp_path) == {'learning_rate=4.0': 1}
+    with pytest.raises(Stopped, match='trials were asked to stop'):
+        acting(tmp_path, [1.0, 4.0])
+
+
+def test_faults_of_the_directory_stop_no_training_and_leave_no_lease(tmp_path: pathlib.Path, monkeypatch) -> None:
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with monkeypatch.context() as patch:
+        patch.setattr(manifest, 'add_times', mock.Mock(side_effect=full))
+        assert acting(tmp_path, [1.0]) == 0
+    (tmp_path / 'sweep.json').write_text('{"trials": [')
+    with monkeypatch.context() as patch:
+        patch.setattr(trial_process.Training, 'begin', mock.Mock(side_effect=full))
+        with pytest.raises(OSError, match='No space left'):
+            acting(tmp_path, [1.0, 4.0])
+    held = Leases(tmp_path / 'leases')
+    held.look()
+    assert not any(held.is_held(name) for name in held.names())
+    assert acting(tmp_path, [1.0, 4.0]) == 0 and begun(tmp_path) == {'baseline': 1, 'learning_rate=4.0': 1}
+
+
+def test_a_process_that_is_halted_while_it_decides_is_told_of(tmp_path: pathlib.Path, monkeypatch, capsys) -> None:
+    decides = leases.deciding
+    halted = decides(tmp_path / 'leases')
+    halted.__enter__()
+    waits = [0, 0, 0]
+
+    def deciding(directory: pathlib.Path, patience: float = 0.0) -> contextlib.AbstractContextManager[bool]:
+        if not waits:
+            halted.__exit__(None, None, None)  # it goes on
+        return decides(directory, waits.pop() if waits else HANG)
+
+    monkeypatch.setattr(leases, 'deciding', deciding)
+    monkeypatch.setattr(manifest, 'TELL_AFTER', 2)
+    made = trials.trials(TINY, grid({'optimizer.learning_rate': [1.0]}))
+    held = manifest.enter(TINY, made, Leases(tmp_path / 'leases'))
+    assert held is not None and capsys.readouterr().out.count('leases/lock, which another process holds; `fuser`') == 1
+    with pytest.raises(Stopped, match='SIGTERM: nothing has begun'):
+        manifest.enter(TINY, made, Leases(tmp_path / 'leases'), requests=[signal.SIGTERM])
+
+
+def test_processes_that_train_as_one_are_told_where_to_pause(tmp_path: pathlib.Path, monkeypatch) -> None:
+    (trial,) = trials.trials(TINY, [{}])
+    started: list[list[str]] = []
+    monkeypatch.setattr(trial_process, '_start', lambda command, share, **_: started.append([*command, share]))
+    two = trial_process.TrialProcesses(['one', 'other'])
+    (tmp_path / 'log').touch()
+    two.give(jobs.Job((trial,), until=3), tmp_path, tmp_path / 'log', None)
+    two.give(jobs.Job((trial,)), tmp_path, tmp_path / 'log', None)
+    assert ['--until=3' in each for each in started] == [True, True, False, False]
+    assert [(each[-2], each[-1]) for each in started[:2]] == [('--process_id=0', 'one'), ('--process_id=1', 'other')]
+
+
 HOST = """
 import pathlib, sys
 sys.path.insert(0, sys.argv[1])
@@ -112,6 +183,25 @@ def test_what_a_dead_host_had_is_taken_over_and_nothing_is_done_twice(tmp_path: 
     (waiting / 'let go').touch()
     assert second.wait(HANG) == 0
     assert begun(tmp_path) == {'baseline': 2} | {f'learning_rate={rate}': 1 for rate in rates[1:]}
+
+
+@pytest.mark.signals
+@pytest.mark.slow
+def test_a_halted_host_that_goes_on_gives_up_what_another_has_taken_over(tmp_path: pathlib.Path) -> None:
+    rates, waiting = [5.0, 1.0], tmp_path / 'baseline/seed_0'
+    first = a_host(tmp_path, rates)
+    wait_for(lambda: (tmp_path / 'learning_rate=1.0/seed_0/result.json').exists() and (waiting / 'began').exists())
+    with leases.deciding(tmp_path / 'leases', HANG):  # it is not halted while it has the lock
+        first.send_signal(signal.SIGSTOP)
+        wait_for(lambda: state_of(first.pid) == 'T')
+    second = a_host(tmp_path, rates)
+    wait_for(lambda: begun(tmp_path)['baseline'] == 2)
+    trainers = processes_of(first.pid)
+    first.send_signal(signal.SIGCONT)
+    wait_for(lambda: not set(trainers) <= set(processes_of(first.pid)))  # that of the lost trial is ended
+    (waiting / 'let go').touch()
+    assert first.wait(HANG) == second.wait(HANG) == 0
+    assert begun(tmp_path) == {'baseline': 2, 'learning_rate=1.0': 1} and not (waiting / 'twice').exists()
 
 
 @pytest.mark.signals
@@ -157,6 +247,11 @@ def processes_of(parent: int) -> list[int]:
         return [int(pid) for pid in pathlib.Path(f'/proc/{parent}/task/{parent}/children').read_text().split()]
     except OSError:
         return []
+
+
+def state_of(pid: int) -> str:
+    """The state of a process, as T for one that is halted."""
+    return pathlib.Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0]
 
 
 # ------------------------------------------------------------------------------------------------- real trainings

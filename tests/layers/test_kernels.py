@@ -176,6 +176,15 @@ def test_probabilities_sum_to_one_and_with_a_sink_to_less():
     np.testing.assert_allclose(np.asarray(none)[seen], np.asarray(plain)[seen], atol=1e-6)
 
 
+def test_the_backward_pass_of_softmax_keeps_the_probabilities_alone():
+    logits, slope = (jnp.asarray(np.random.default_rng(seed).normal(size=(3, 7)), jnp.float32) for seed in (0, 1))
+    probs, pull = jax.vjp(kernels.softmax, logits)
+    expected, pull_of_jax = jax.vjp(lambda x: jax.nn.softmax(x, -1), logits)
+    np.testing.assert_array_equal(probs, expected)
+    np.testing.assert_allclose(pull(slope)[0], pull_of_jax(slope)[0], atol=1e-6)
+    assert [kept.shape for kept in jax.tree.leaves(pull)] == [probs.shape]
+
+
 @pytest.mark.parametrize('kernel', [name for name in KERNELS if 'dropout' in KERNELS[name].serves])
 def test_dropout_keeps_or_drops_each_probability(kernel):
     """With the identity as values the output is the probabilities themselves."""

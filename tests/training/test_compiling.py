@@ -22,7 +22,8 @@ def ahead(monkeypatch):
 
 
 def test_a_program_that_is_being_compiled_is_waited_for_and_one_that_waits_is_left_to_its_caller(ahead) -> None:
-    begun, go_on, done = threading.Event(), threading.Event(), []
+    begun, go_on, done, told = threading.Event(), threading.Event(), [], []
+    ahead.tell = lambda done, of: told.append((done, of))
     ahead.add(('train', 1), lambda: (begun.set(), go_on.wait(5), done.append(1)))
     ahead.add(('train', 2), lambda: done.append(2))
     begun.wait()
@@ -35,6 +36,7 @@ def test_a_program_that_is_being_compiled_is_waited_for_and_one_that_waits_is_le
     ahead.add(('valid', 3), lambda: done.append(3))
     ahead.close()
     assert done in ([1], [1, 3])  # never the one that was left
+    assert told in ([(1, 2)], [(1, 3)], [(1, 2), (2, 3)], [(1, 3), (2, 3)])
 
 
 def test_what_goes_wrong_in_the_thread_is_raised_where_the_program_is_needed(ahead) -> None:

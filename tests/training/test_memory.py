@@ -262,7 +262,7 @@ def test_logits_stay_on_the_devices_that_have_their_part_of_the_vocabulary():
 # --------------------------------------------------------------------------------------------- rematerialisation
 @pytest.mark.slow
 def test_what_the_backward_pass_computes_again_is_not_held():
-    """Six layers of width 128 on 4 x 256 tokens: a step needs 122 MiB and by model.remat 68, 53 and 35. Its scores
+    """Six layers of width 128 on 4 x 256 tokens: a step needs 98 MiB and by model.remat 67, 49 and 26. Its scores
     and gradients are the same."""
     sizes = {'emb_dim': 128, 'mlp_dim': 512, 'num_heads': 4, 'num_decoder_layers': 6}
     found, grads, start = {}, {}, None
@@ -275,7 +275,9 @@ def test_what_the_backward_pass_computes_again_is_not_held():
         after, numbers = compiled(jax.tree.map(jnp.copy, start), trainer.batch, trainer.hyper)
         grads[remat] = [numbers['scores'], numbers['grad_norm'], after.opt_state]
         jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6, atol=1e-6), grads[remat], grads[None])
-    assert found['attention'] < 0.57 * found[None] and found['dots'] < 0.45 * found[None]
+    probabilities = 6 * 4 * 4 * 256**2 * 4 / MIB  # of all layers: one array of them is kept, not two
+    assert probabilities < found[None] - found['attention'] < 1.5 * probabilities
+    assert found['attention'] < 0.7 * found[None] and found['dots'] < 0.52 * found[None]
     assert found['full'] < 0.72 * found['dots']
 
 

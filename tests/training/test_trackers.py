@@ -118,8 +118,13 @@ def test_a_tracker_that_stands_still_holds_nothing_up(tmp_path, capsys, monkeypa
     monkeypatch.setitem(trackers.TRACKERS, 'stands', Kind(stands, 'json'))
     monkeypatch.setattr(trackers, 'CLOSING_SECONDS', 0.05)
     life(tmp_path, 0, 4, 'stands')
-    assert 'stands is off until the run is resumed: it has not taken all rows within 0.05 s' in capsys.readouterr().err
-    assert len(writers.read(tmp_path)) == 6
+    said = 'stands is off until the run is resumed: it has not taken all rows within 0.05 s'
+    assert said in capsys.readouterr().err and len(writers.read(tmp_path)) == 6
+    monkeypatch.setattr(trackers, 'MOST_WAITING', 1)
+    full = trackers.Trackers(Tracked(tmp_path, asks('stands')), [], 0)
+    full.write({'step': 1})
+    full.close()  # though there is no room for the end
+    assert said in capsys.readouterr().err
     go.set()
 
 

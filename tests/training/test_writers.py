@@ -75,6 +75,17 @@ def test_the_time_left_is_by_the_steps_that_this_process_has_made(monkeypatch, c
     ]  # fmt: skip
 
 
+def test_compiling_says_how_far_it_is_in_a_line_now_and_then(monkeypatch, capsys):
+    now = [0.0]
+    monkeypatch.setattr(writers.time, 'monotonic', lambda: now[0])
+    shown = writers.Progress(1000, 0)
+    shown.message('compiling')
+    for done, later in enumerate((1, 9, 1, 5, 7), start=1):
+        now[0] += later
+        shown.compiled(done, 5)
+    assert capsys.readouterr().out.splitlines() == ['compiling', 'compiled 3 of 5 programs', 'compiled 5 of 5 programs']
+
+
 def test_a_terminal_shows_a_bar_below_the_messages(monkeypatch):
     pytest.importorskip('rich')
     screen = io.StringIO()
@@ -84,6 +95,10 @@ def test_a_terminal_shows_a_bar_below_the_messages(monkeypatch):
     monkeypatch.setattr(sys, 'stdout', screen)
     shown = writers.Progress(1000, 250)
     shown.message('resumed at step 250')
+    shown.compiled(1, 2)
+    shown._bar.refresh()
+    assert 'compiling 1/2' in screen.getvalue()
+    shown.compiled(2, 2)
     shown.update(500, {'train/loss': 2.5, 'train/tokens_per_second': 12345.6})
     shown.close()
     text = re.sub(r'\x1b\[[0-9;?]*[A-Za-z]', '', screen.getvalue())

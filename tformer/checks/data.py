@@ -6,6 +6,7 @@ import string
 
 from tformer.checks.conditions import require
 from tformer.config import Config, Data, Model, parts
+from tformer.config.convert import stages
 from tformer.config.tasks import TASKS
 from tformer.errors import UserError
 
@@ -73,6 +74,8 @@ def check_records(config: Config) -> None:
         task.classes != 'tags' or not tags,
         f'data.labels names types of tags, e.g. PER for B-PER and I-PER, and not O: {", ".join(tags)}',
     )
+    stages(data)
+    require(bool(config.decode.gap), 'decode.gap is empty: it must be a text that stands where another is missing')
     low_high = data.label_range
     require(
         not low_high or (len(low_high) == 2 and -math.inf < low_high[0] < low_high[1] < math.inf),

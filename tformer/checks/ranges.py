@@ -35,7 +35,7 @@ POSITIVE = (
 ).split()
 NOT_NEGATIVE = (
     'model.position_offset model.balance_weight model.router_z_weight '
-    'data.num_workers data.sentinels data.mask_keep data.mask_random '
+    'data.num_workers data.sentinels data.mask_keep data.mask_random data.fim_rate data.spm_rate '
     'optimizer.warmup_steps optimizer.frozen_layers optimizer.final_fraction optimizer.weight_decay '
     'train.z_loss train.second_loss_weight train.distillation_weight train.seed '
     'decode.length_penalty decode.length_offset decode.diversity_penalty decode.coverage_penalty '
@@ -53,7 +53,8 @@ BELOW_ONE = (  # and not negative
 AT_MOST: dict[int, list[str]] = {
     1: (
         'decode.top_p decode.min_p decode.typical_p decode.epsilon_cutoff decode.eta_cutoff '
-        'optimizer.layer_decay optimizer.final_fraction model.rope_fraction train.distillation_weight'
+        'optimizer.layer_decay optimizer.final_fraction model.rope_fraction train.distillation_weight '
+        'data.fim_rate data.spm_rate'
     ).split(),
     2**8: 'data.num_threads data.num_workers decode.draft_len'.split(),
     2**10: (

@@ -6,6 +6,7 @@ from tformer.checks.conditions import require, require_divisor
 from tformer.checks.model import whole_batch
 from tformer.config import Config, Decode, Model, Optimizer, own_layers
 from tformer.config.tasks import TASKS
+from tformer.data.batches.packing import BATCHING
 from tformer.data.tokenizers import biased_texts
 from tformer.decode.constraints import CONSTRAINTS
 from tformer.decode.text import read_whole
@@ -117,6 +118,7 @@ def _check_in_order(config: Config) -> None:
         return
     line = f'model.recurrence={model.recurrence} '
     require(task.head != 'detection', line + f'has no generator: not for train.objective={config.train.objective}')
+    batching = config.data.batching
     ahead = model.family == 'decoder' and task.prefix and config.data.bidirectional_prefix
     require(config.decode.draft is None, line + 'cannot forget a token that was drafted: decode.draft must be None')
     for field in ('quantization', 'cache_quantization'):
@@ -124,8 +126,8 @@ def _check_in_order(config: Config) -> None:
         require(kind is None, line + f'computes with no integers: decode.{field}={kind} must be None')
     require(not ahead, line + 'sees no token before its turn: data.bidirectional_prefix must be False')
     require(
-        model.family != 'encoder_decoder' or config.data.batching != 'pack',
-        line + 'starts the decoder from one source a row: not for data.batching=pack; valid here: bucket, pad',
+        model.family != 'encoder_decoder' or not BATCHING[batching].packs,
+        line + f'starts the decoder from one source a row: not for data.batching={batching}; valid here: bucket, pad',
     )
 
 

@@ -111,6 +111,7 @@ def _single_rules() -> dict[str, Rule]:
         'data.source_template': pairs,
         'data.target_template': pairs,
         'data.mixture_temperature': (lambda c: bool(c.data.mixture), 'data.mixture has parts'),
+        'data.mixture_stages': (lambda c: bool(c.data.mixture), 'data.mixture has parts'),
         'data.labels': from_data,
         'data.label_range': _objectives(lambda task: task.records in ('number', 'similarity')),
         'data.source_tokenizer': pairs,
@@ -144,6 +145,7 @@ def _single_rules() -> dict[str, Rule]:
         'decode.diversity_penalty': _both(
             writes, (lambda c: c.decode.beam_groups > 1, 'decode.beam_groups is above 1')
         ),
+        'decode.gap': _objectives(lambda task: task.gap),
         'decode.prefill_chunk': _both(writes, (lambda c: c.model.family == 'decoder', 'model.family is decoder')),
         'decode.coverage_penalty': _both(writes, (lambda c: _attends(c.model), _ATTENDS)),
         'evaluate.metrics': pairs,

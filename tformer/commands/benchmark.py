@@ -214,8 +214,8 @@ def feed(config: Config, steps: int) -> dict[str, Any]:
     """Returns the tokens a second, without padding, that the data pipeline makes without a model.
 
     `cold_s` are the seconds of reading the files, tokenising and laying out with an empty cache, and `warm_s` those
-    with a full one. Then `steps` batches are made in this process, and `steps` by one worker process. The tokenizer is
-    trained before that, and its time does not count.
+    with a full one. Then `steps` batches are made in this process, and `steps` by data.num_workers worker processes, or
+    one. The tokenizer is trained before that, and its time does not count.
     """
     with tempfile.TemporaryDirectory() as place:
         config = config_lib.override(config, {'data.cache_dir': place})
@@ -230,7 +230,7 @@ def feed(config: Config, steps: int) -> dict[str, Any]:
         (batches, cold), (_, warm) = opened(), opened()
         found = sum(int(part.examples.lengths.sum()) for part in batches.parts)
         rates, shares = {}, []
-        for name, workers in (('tokens_per_s', 0), ('worker_tokens_per_s', 1)):
+        for name, workers in (('tokens_per_s', 0), ('worker_tokens_per_s', config.data.num_workers or 1)):
             made = pipeline.iterate(batches, 0, config_lib.override(config, {'data.num_workers': workers}))
             next(made)
             began, tokens = time.perf_counter(), 0

@@ -20,6 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tformer.commands import out_of_memory
 from tformer.config import AXES, Config
 from tformer.config import Mesh as MeshConfig
+from tformer.data.batches.packing import BATCHING
 from tformer.decode.generate import STRATEGIES, cache_slots
 from tformer.distributed import costs, devices, hlo, sharding, traffic
 from tformer.distributed.devices import Target, Times, times
@@ -254,6 +255,6 @@ def abstract_batch(config: Config, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct
     if multiple is not None and config.data.batch_tokens is not None:
         rows = max(config.data.batch_tokens // config.data.length // multiple, 1) * multiple
     one = one_row(config)
-    if config.data.batching == 'pack':
+    if BATCHING[config.data.batching].packs:
         one |= {name.replace('positions', 'segment_ids'): x for name, x in one.items() if name.endswith('positions')}
     return {name: jax.ShapeDtypeStruct((rows, *x.shape[1:]), x.dtype, sharding=place) for name, x in one.items()}

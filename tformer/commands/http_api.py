@@ -17,6 +17,8 @@ from tformer.commands.scheduler import Piece, Request, Scheduler
 from tformer.errors import UserError
 
 MOST_BYTES = 2**20  # of a request's body
+CHARACTERS = 64  # of a prompt for each token that the model has room for; a longer one is not even split into tokens
+BODY = 30.0  # seconds in which a body must be here
 _LOOK = 0.5  # seconds after which it is asked whether the client is there
 _LATE = 10.0  # seconds after the timeout in which a client may still read
 _FULL = 429, 'too many requests wait; try again', 'rate_limit_error'
@@ -128,13 +130,17 @@ class Endpoint:
 
 
 async def _body(http: Any) -> Mapping[str, Any]:
-    """Returns the JSON object of a request, of which no more than `MOST_BYTES` are read."""
+    """Returns the JSON object of a request, of which no more than `MOST_BYTES` are read, in `BODY` seconds."""
     parts, size = [], 0
-    async for part in http.stream():
-        size += len(part)
-        if size > MOST_BYTES:
-            raise Refusal(413, f'the body has more than {MOST_BYTES:,} bytes')
-        parts.append(part)
+    try:
+        async with asyncio.timeout(BODY):
+            async for part in http.stream():
+                size += len(part)
+                if size > MOST_BYTES:
+                    raise Refusal(413, f'the body has more than {MOST_BYTES:,} bytes')
+                parts.append(part)
+    except TimeoutError as error:
+        raise Refusal(408, f'the body took longer than {BODY:.0f} seconds') from error
     try:
         found = json.loads(b''.join(parts))
     except (ValueError, RecursionError) as error:
@@ -149,6 +155,9 @@ def _read(api: Api, asked: Asked) -> list[list[int]]:
 
     Raises a `Refusal` where a prompt cannot be read.
     """
+    size, longest = max(len(str(prompt)) for prompt in asked.prompts), api.run.config.model.max_len
+    if size > CHARACTERS * longest:
+        raise Refusal(400, f'a prompt has {size:,} characters; the model takes {longest} tokens')
     try:
         return api.made.writer.read(asked.prompts)
     except UserError as error:

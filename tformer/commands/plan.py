@@ -4,20 +4,23 @@
 
 Meshes that fit the model, the batch and the devices are compared by the bytes that they keep, move and send; the best
 are compiled by the devices' own compiler, some at a time, and `data` alone and `fsdp` alone are among them. Each is
-compiled with as much to keep as fits: model.remat None, dots, full, then more train.microbatches. The table is sorted
-by the estimated seconds of a step, and its last line gives the flags of the fastest. The fields of config.mesh and
-model.remat that are given on the command line stay as they are.
+compiled with as much to keep as fits: model.remat None, dots, full, then more train.microbatches. The fastest mesh is
+compiled with the other attention kernels that serve the model there, too, and where it has an axis `tensor` with
+sequence parallelism. The table is sorted by the estimated seconds of a step, and its last line gives the flags of the
+fastest. The fields of config.mesh, model.remat and model.attention_kernel that are given on the command line stay as
+they are.
 """
 
 import concurrent.futures
 import dataclasses
 import itertools
 import json
+import math
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from jax.sharding import AbstractMesh
@@ -29,6 +32,7 @@ from tformer.distributed import devices
 from tformer.distributed.devices import Target
 from tformer.distributed.sharding import Schedule
 from tformer.errors import UserError
+from tformer.layers import kernel_choice
 
 SHARED_FLAGS = ('config',)
 FLAGS = {
@@ -40,9 +44,8 @@ ENVIRONMENT = {'TF_CPP_MIN_LOG_LEVEL': '2'}
 
 MOST_TENSOR = 8  # more devices share a layer's products too finely, and reach beyond a node
 LONG = 8192  # tokens of a row from which it may be split
-UNSPLIT = (
-    100  # bytes that a layer's norms and residuals move for each number of the stream, which `tensor` does not split
-)
+# Bytes that a layer's norms and residuals move for each number of the stream, which `tensor` does not split.
+UNSPLIT = 100
 REMATS = (None, 'dots', 'full')  # what is kept for the backward pass, from the most
 
 
@@ -82,7 +85,11 @@ def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) 
     jobs = flags.jobs or os.cpu_count() or 1
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
         tried = list(pool.map(lambda mesh: lowered(spec, overrides, target, config, mesh), chosen))
-    print(table([attempt for attempts in tried for attempt in attempts]))
+        attempts = [attempt for found in tried for attempt in found]
+        others = variants(config, target, overrides, min(attempts, key=rank))
+        attempts += pool.map(lambda given: compiled(spec, given, target), others)
+    unsplit = {f'mesh.{axis}' for axis in AXES if getattr(config.mesh, axis) == 1} - overrides.keys()
+    print(table(attempts, unsplit))
 
 
 # ------------------------------------------------------------------------------------------------ which meshes
@@ -98,7 +105,7 @@ def candidates(config: Config, target: Target, fixed: set[str]) -> Iterator[dict
     splits |= {axis: [getattr(config.mesh, axis)] for axis in fixed & splits.keys()}
     for sizes in itertools.product(*splits.values()):
         mesh = dict(zip(splits, sizes, strict=True))
-        left, odd = divmod(count, int(_product(sizes)))
+        left, odd = divmod(count, math.prod(sizes))
         if odd or not left:
             continue
         for fsdp in (size for size in range(1, left + 1) if left % size == 0):
@@ -106,13 +113,6 @@ def candidates(config: Config, target: Target, fixed: set[str]) -> Iterator[dict
             kept = all(getattr(config.mesh, axis) in (mesh[axis], -1) for axis in fixed)
             if kept and _allowed(config, mesh):
                 yield dict(mesh)
-
-
-def _product(sizes: Any) -> float:
-    total = 1.0
-    for size in sizes:
-        total *= size
-    return total
 
 
 def _allowed(config: Config, mesh: dict[str, int]) -> bool:
@@ -126,7 +126,7 @@ def _allowed(config: Config, mesh: dict[str, int]) -> bool:
 
 def first(meshes: list[dict[str, int]], most: int) -> list[dict[str, int]]:
     """Returns the meshes to compile, of the sorted ones: the best, and those of `data` or `fsdp` alone."""
-    plain = [mesh for mesh in meshes if _product(mesh.values()) in (mesh['data'], mesh['fsdp'])]
+    plain = [mesh for mesh in meshes if math.prod(mesh.values()) in (mesh['data'], mesh['fsdp'])]
     chosen = [*meshes[: max(most - len(plain), 1)], *plain, *meshes]
     return [mesh for number, mesh in enumerate(chosen) if mesh not in chosen[:number]][:most]
 
@@ -197,7 +197,7 @@ def lowered(
     if 'model.remat' not in overrides:
         kept = [remat for remat in REMATS if remat is not None or kept_bytes(config, mesh) < 1.5 * target.device.memory]
         steps = [{} if remat == config.model.remat else {'model.remat': str(remat)} for remat in kept]
-    rows = config.train.batch_size // int(_product(mesh[axis] for axis in ('data', 'fsdp', 'expert')))
+    rows = config.train.batch_size // math.prod(mesh[axis] for axis in ('data', 'fsdp', 'expert'))
     parts = config.train.microbatches
     if config.data.batch_tokens is None:
         more = [number for number in (2, 4, 8) if rows % (parts * number * mesh['pipeline']) == 0]
@@ -215,7 +215,24 @@ def kept_bytes(config: Config, mesh: dict[str, int]) -> float:
     17 numbers of the stream's width for each token and layer (Korthikanti et al. 2023, eq. 1 and section 5)."""
     size = {'bfloat16': 2, 'float32': 4}[config.model.dtype]
     rows = config.train.batch_size / config.train.microbatches
-    return 17 * size * rows * _numbers_of_a_row(config) / _product(mesh.values())
+    return 17 * size * rows * _numbers_of_a_row(config) / math.prod(mesh.values())
+
+
+def variants(config: Config, target: Target, overrides: dict[str, str], best: Attempt) -> list[dict[str, str]]:
+    """Returns the overrides of `best`, the fastest attempt, with one more each: another attention kernel that serves
+    the model, or sequence parallelism; none if it does not fit."""
+    model = config.model
+    more: list[dict[str, str]] = []
+    if not best.fits:
+        return []
+    if 'model.attention_kernel' not in overrides and model.recurrence is None:
+        own, needs = kernel_choice.pick(model, target.jax_platform), kernel_choice.needs(model)
+        names = (*kernel_choice.BEST.get(target.jax_platform, ()), 'reference')
+        able = [name for name in names if kernel_choice.unserved(name, needs, target.jax_platform) is None]
+        more += [{'model.attention_kernel': name} for name in able if name != own]
+    if 'mesh.rules' not in overrides and best.overrides.get('mesh.tensor', '1') != '1':
+        more += [{'mesh.rules': rules} for rules in ('fsdp_tp', 'fsdp_tp_sp') if rules != config.mesh.rules]
+    return [best.overrides | each for each in more]
 
 
 def compiled(spec: str, overrides: dict[str, str], target: Target) -> Attempt:
@@ -231,20 +248,27 @@ def compiled(spec: str, overrides: dict[str, str], target: Target) -> Attempt:
     return attempt
 
 
+def rank(attempt: Attempt) -> tuple[float, float]:
+    """Returns a key that sorts attempts: the fastest first, of equally fast ones that with the lowest peak."""
+    return attempt.seconds, attempt.figures.get('peak_bytes', float('inf'))
+
+
 # ------------------------------------------------------------------------------------------------ in words
-def table(attempts: list[Attempt]) -> str:
-    """Returns the attempts, the fastest first, and the flags of the first.
+def table(attempts: list[Attempt], unsplit: Collection[str] = ()) -> str:
+    """Returns the attempts, the fastest first, and the flags of the first, but for axes of `unsplit` of size 1, which
+    is what the config itself says of them.
 
     Raises:
       UserError: none fits.
     """
-    ranked = sorted(attempts, key=lambda attempt: (attempt.seconds, attempt.figures.get('peak_bytes', float('inf'))))
+    ranked = sorted(attempts, key=rank)
     lines = [f'{"step, s":>9} {"MFU":>6} {"peak, GiB":>10}  {"sent, GiB":>9}  mesh and what else differs']
     lines += [row(attempt) for attempt in ranked]
     if not ranked[0].fits:
         print('\n'.join(lines))
         raise UserError('no mesh fits these devices; the table above says by how much')
-    flags = ' '.join(f'--config.{name}={value}' for name, value in ranked[0].overrides.items() if value != '1')
+    given = ranked[0].overrides.items()
+    flags = ' '.join(f'--config.{name}={value}' for name, value in given if name not in unsplit or value != '1')
     return '\n'.join([*lines, '', f'the fastest: {flags}'])
 
 
@@ -252,7 +276,9 @@ def row(attempt: Attempt) -> str:
     """Returns an attempt in a line."""
     given = attempt.overrides
     named = [f'{axis} {given[f"mesh.{axis}"]}' for axis in AXES if given.get(f'mesh.{axis}', '1') != '1']
-    named += [f'{name.partition(".")[2]} {value}' for name, value in given.items() if not name.startswith('mesh.')]
+    named += [
+        f'{name.partition(".")[2]} {value}' for name, value in given.items() if name.removeprefix('mesh.') not in AXES
+    ]
     words = ', '.join(named) or 'one device'
     if not attempt.figures:
         needs = re.search(r'needs (\S+) of the (\S+)', attempt.refused)

@@ -102,8 +102,8 @@ def of_records(run: Run, records: Sequence[Record], batch_size: int = reading.BA
     rows = [{name: value for name, value in row.items() if name not in _SCORED} for row in made]
     found = reading.outputs(run, rows, prediction.method(run.config.evaluate.answer_length), batch_size)
     of_record: list[list[int]] = [[] for _ in records]
-    for index, record in enumerate(examples.record.tolist()):
-        of_record[record].append(index)
+    for index in range(len(examples)):
+        of_record[examples.spans[index][0]].append(index)
     read = Read(run, examples, rows, found)
     return [prediction.write(read, record, own) for record, own in zip(records, of_record, strict=True)]
 

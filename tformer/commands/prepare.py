@@ -106,9 +106,8 @@ def prepare_set(
     say = lambda line: print(line, file=sys.stderr, flush=True)  # noqa: E731
     tokenizers = workdir_lib.new_tokenizers(config, mixture.load(config, 'train'))
     if processes is None:
-        return prepared.write(
-            config, tokenizers, str(output), beam.engine(beam_flags) if beam_flags else prepared.here, say
-        )
+        engine: prepared.Engine = beam.engine(beam_flags) if beam_flags else prepared.here
+        return prepared.write(config, tokenizers, str(output), engine, say)
     if processes < 1:
         raise UserError(f'--processes={processes} must be positive')
     with prepared.processes(processes) as engine:

@@ -21,7 +21,7 @@ from tformer import commands
 from tformer.commands import report
 from tformer.config import Config
 from tformer.errors import UserError, choose
-from tformer.lab.sweep import executors, plan, runner, trials
+from tformer.lab.sweep import executors, manifest, plan, runner, trials
 from tformer.lab.sweep.leases import Leases
 from tformer.lab.sweep.runner import Placement
 from tformer.lab.sweep.search_jobs import SearchJobs
@@ -136,9 +136,8 @@ def _loaded(
 def _claim(spec: str, workdir: str, overrides: Mapping[str, str]) -> int:
     """Writes the trials to the sweep's directory; returns how many are not done."""
     base, made, search = _loaded(spec, workdir, overrides)
-    session = runner.claim(
-        base, made, Leases(pathlib.Path(workdir) / runner.LEASES), False, _command_line(spec, overrides)
-    )
+    held = Leases(pathlib.Path(workdir) / runner.LEASES)
+    session = manifest.enter(base, made, held, arguments=_command_line(spec, overrides))
     if session is not None:
         session.release(done=True)
     left = sum(not trials.is_done(pathlib.Path(workdir) / trial.directory) for trial in made)

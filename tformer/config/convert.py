@@ -3,8 +3,10 @@
 import ast
 import dataclasses
 import functools
+import math
 import operator
 import pathlib
+import re
 import shlex
 import types
 import typing
@@ -82,6 +84,8 @@ def coerce(annotation: Any, value: Any, field: str) -> Any:
         raise errors.UserError(f'config.{field} is a number of more than 64 bits')
     if isinstance(value, str) and '\0' in value:
         raise errors.UserError(f'config.{field}={value!r} has a NUL character')
+    if type(value) is annotation:  # most are, and a report reads hundreds of thousands
+        return value
     options = _options(annotation)
     for option in options:
         if typing.get_origin(option) is tuple and isinstance(value, list | tuple):
@@ -111,6 +115,7 @@ def parse(annotation: Any, text: str, field: str) -> Any:
     raise errors.UserError(f'config.{field}={text!r} is not {_name(annotation)}')
 
 
+@functools.cache
 def _options(annotation: Any) -> tuple[Any, ...]:
     return typing.get_args(annotation) if typing.get_origin(annotation) in UNIONS else (annotation,)
 
@@ -217,6 +222,34 @@ def stated_in_parts(data: Data) -> list[dict[str, Any]]:
     if any(weighted) and not all(weighted):
         raise errors.UserError(f'config.data.mixture[{weighted.index(False)}] has no weight, but others have one')
     return made
+
+
+def stages(data: Data) -> list[tuple[int, tuple[float, ...]]]:
+    """Returns the first step of each stage of data.mixture_stages, and the weight of each part from then on.
+
+    Raises:
+      UserError: a stage cannot be read, or does not fit the one before it or the mixture.
+    """
+    found: list[tuple[int, tuple[float, ...]]] = []
+    for number, text in enumerate(data.mixture_stages):
+        where = f'config.data.mixture_stages[{number}]'
+        match = re.fullmatch(r'step=(\S+) weights=(\S+)', text)
+        if not match:
+            raise errors.UserError(f"{where}={text!r} is not of the form 'step=1000 weights=3,1'")
+        step = parse(int, match[1], f'data.mixture_stages[{number}].step')
+        weights = parse(tuple[float, ...], match[2], f'data.mixture_stages[{number}].weights')
+        least = found[-1][0] + 1 if found else 0
+        if step < least:
+            raise errors.UserError(f'{where}: step={step} must be at least {least}: stages come one after the other')
+        if len(weights) != len(data.mixture):
+            raise errors.UserError(f'{where}: {len(weights)} weights for {len(data.mixture)} parts of data.mixture')
+        if not (0 < sum(weights) < math.inf and min(weights) >= 0):
+            raise errors.UserError(f'{where}: weights={match[2]} must be 0 or more each, and some above 0')
+        found.append((step, weights))
+    for part in range(len(data.mixture) if found and found[0][0] == 0 else 0):
+        if not any(weights[part] for _, weights in found):
+            raise errors.UserError(f'config.data.mixture[{part}] is never seen: its weight is 0 in every stage')
+    return found
 
 
 def recipe(base: Config, arguments: str | None, **differences: Mapping[str, Any] | str) -> ConfigDict:

@@ -35,6 +35,7 @@ class Data(Section):
     mixture: tuple[str, ...] = ()  # parts trained on together: each the fields above that differ, 'path=a weight=2'
     weight: float | None = None  # in a part of a mixture: its share of the examples; None: as many as it has
     mixture_temperature: float = 1.0  # shares are weights to the power 1/T (Raffel et al. 2020, 3.5.2)
+    mixture_stages: tuple[str, ...] = ()  # other weights from a step on: 'step=1000 weights=3,1' has one for each part
     train_examples: int | None = None  # size of a sample of the training split, by train.seed, nested; None: all of it
     labels: tuple[str, ...] = ()  # classes, or types of tags (PER, not B-PER), in order; (): training's, sorted
     label_range: tuple[float, ...] = ()  # regression: the smallest label and the largest; (): any number
@@ -70,6 +71,8 @@ class Data(Section):
     infill_rate: float = 0.3  # denoising with infill: share of the tokens that spans hide
     delete_rate: float = 0.15  # denoising with delete: share of the tokens that are left out
     denoisers: tuple[str, ...] = ('r3', 'r8', 's', 'x3', 'x8', 'x64', 'x64_low')  # ul2: one is drawn for each text
+    fim_rate: float = 0.5  # fill_in_middle: share of the texts whose middle comes last (Bavarian et al. 2022)
+    spm_rate: float = 0.5  # fill_in_middle: share of these that begin with the suffix (SPM), not the prefix (PSM)
     bidirectional_prefix: bool = True  # decoder: attend bidirectionally to the prompt (Raffel et al. 2020, 3.2.1)
     question_length: int = 64  # question_answering: longest question, in tokens
     stride: int = 128  # question_answering: tokens between the windows of a long context (Devlin et al. 2019)
@@ -193,6 +196,7 @@ class Decode(Section):
     guidance: float = 1.0  # how much what the prompt adds counts (Sanchez et al. 2024); 1: as much as without guidance
     draft: str | None = None  # 'prompt': tokens are drafted as they followed in the text before, and read together
     draft_len: int = 4  # tokens that are drafted at a time
+    gap: str = '<FILL_ME>'  # fill_in_middle: what stands in a prompt where the text is to be written
     batch_size: int = 64  # sequences decoded together
     quantization: str | None = None  # 'int8': products by integers of 8 bits, of parameters and activations
     cache_quantization: str | None = None  # 'int8': keys and values of earlier tokens in 8 bits

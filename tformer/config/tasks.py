@@ -75,6 +75,7 @@ class Task(NamedTuple):
     writes: bool = False  # the trained model generates text
     given: bool = False  # the generated text follows another text that is given, as a translation follows its source
     prefix: bool = False  # the text before the generated one may be seen bidirectionally (data.bidirectional_prefix)
+    gap: bool = False  # the generated text may be the middle of another, where decode.gap stands
     running_text: bool = False  # a record is a document, each token of which is scored once, as bits per byte need
     teacher: bool = False  # the outputs of a second, frozen model (train.teacher) are part of the loss
     classes: str | tuple[str, ...] = ()  # names of the classes; 'label' or 'tags': the data's labels or tags
@@ -165,6 +166,8 @@ TASKS: dict[str, Task] = {
     'denoising': _text_to_text('text', 'denoise'),
     # Tay et al. 2023, section 3.1
     'ul2': _text_to_text('text', 'ul2'),
+    # Bavarian et al. 2022, section 3
+    'fill_in_middle': Task('text', 'fill_in_middle', families=('decoder',), writes=True, gap=True),
 }  # fmt: skip
 
 # Hinton et al. 2015; Sanh et al. 2019

@@ -33,6 +33,13 @@ def permuted(index: np.ndarray, size: int, key: tuple[int, ...]) -> np.ndarray:
     return image.astype(np.int64)
 
 
+def summed(numbers: np.ndarray, count: int = 1 << 22) -> int:
+    """Returns the sum of the hashes of whole numbers, mod 2^64, which does not depend on their order, and depends on
+    each of them; `count` are hashed together."""
+    some = (numbers[start : start + count] for start in range(0, len(numbers), count))
+    return sum(int(_hash(np.asarray(each).astype(np.uint64)).sum()) for each in some) % (1 << 64)
+
+
 @functools.lru_cache(maxsize=256)
 def _whole(size: int, key: tuple[int, ...]) -> np.ndarray:
     return np.random.default_rng(key).permutation(size)
@@ -56,14 +63,30 @@ def interleave(rates: np.ndarray, start: int, count: int) -> tuple[np.ndarray, n
     Takes `rates`, positive float [C]; returns the stream of each position and the index of the item in its stream, both
     int64 [count].
     """
-    num = len(rates)
-    if num == 1:
+    if len(rates) == 1:
         return np.zeros(count, np.int64), np.arange(start, start + count)
+    past, stream, item = _by_time(rates, start, count)
+    chosen = slice(start - int(past.sum()), start - int(past.sum()) + count)
+    return stream[chosen], item[chosen]
+
+
+def taken(rates: np.ndarray, count: int) -> np.ndarray:
+    """Returns how many items of each stream are among the first `count` of the order of `interleave`: int64 [C]."""
+    if len(rates) == 1:
+        return np.array([count])
+    past, stream, _ = _by_time(rates, count, 1)
+    return past + np.bincount(stream[: count - int(past.sum())], minlength=len(rates))
+
+
+def _by_time(rates: np.ndarray, start: int, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns how many items of each stream are passed over, int64 [C], and the stream and the index of the items after
+    them in their order, int64 [more than count] each, among them those at the positions from `start` on."""
+    num = len(rates)
     shares = rates / rates.sum()
     # `past` items certainly come before `start`, a few fewer than `start` in all; those after them are sorted by time.
     past = np.maximum(np.floor((start - num) * shares + 0.5).astype(np.int64) - 1, 0)
     ahead = np.ceil((count + start - past.sum() + num) * shares).astype(np.int64) + 2
     stream = np.repeat(np.arange(num), ahead)
     item = np.concatenate([np.arange(first, first + more) for first, more in zip(past, ahead, strict=True)])
-    chosen = np.lexsort((stream, (item + 0.5) / shares[stream]))[start - past.sum() :][:count]
-    return stream[chosen], item[chosen]
+    order = np.lexsort((stream, (item + 0.5) / shares[stream]))
+    return past, stream[order], item[order]

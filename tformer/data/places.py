@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tformer.data import stores
-from tformer.data.sources.text_reader import needed
+from tformer.data.sources.text_reader import PACKS, needed
 from tformer.errors import UserError
 
 TIMEOUT = 60.0  # seconds without any byte
 PIECE = 1 << 23  # bytes that are read together
 _BESIDE = {'.bin': '.idx'}  # endings of files, and of those that they need beside them
+_OF_URLS = "%/:=&?~#+!$,;'@()*[]"  # what stays as it is beside letters and digits (RFC 3986, section 2.2)
 
 
 class Broken(Exception):
@@ -63,7 +64,10 @@ class _ByHttp:
     """One file, by HTTP's ranges where the server has them (RFC 9110, section 14)."""
 
     def __init__(self, path: str) -> None:
-        parts = urllib.parse.urlsplit(path)
+        try:
+            parts = urllib.parse.urlsplit(path)
+        except ValueError as error:
+            raise UserError(f'{path} cannot be fetched: {error}') from None
         if re.search(r'[*[]', parts.path) or not Path(parts.path).name:
             raise UserError(f'{path} names no file: http has no list of them, name each in data.path')
         self._query = f'?{parts.query}' if parts.query else ''
@@ -79,43 +83,61 @@ class _ByHttp:
                 names.append(beside)
         return names
 
-    def _ask(self, name: str, headers: dict[str, str]) -> Any:
-        request = urllib.request.Request(f'{self.url}/{name}{self._query}', headers=headers)
+    def _ask(self, name: str, start: int) -> Any:
+        """Returns a server's answer: of status 206 with the bytes from `start` on, of 200 with all."""
+        where = f'{self.url}/{name}'
+        url = urllib.parse.quote(where + self._query, safe=_OF_URLS)
+        request = urllib.request.Request(url, headers={'Range': f'bytes={start}-'} if start else {})
         try:
-            return urllib.request.urlopen(request, timeout=TIMEOUT)
+            answer = urllib.request.urlopen(request, timeout=TIMEOUT)
         except urllib.error.HTTPError as error:
             if error.code in (404, 410):
                 raise FileNotFoundError from None
             if error.code < 500 and error.code not in (408, 416, 425, 429):
-                raise UserError(f'{self.url}/{name} cannot be fetched: {error.code} {error.reason}') from None
+                raise UserError(f'{where} cannot be fetched: {error.code} {error.reason}') from None
             raise Broken(f'{error.code} {error.reason}') from None
+        except http.client.InvalidURL as error:
+            raise UserError(f'{where} cannot be fetched: {error}') from None
         except (OSError, http.client.HTTPException) as error:
             raise Broken(str(getattr(error, 'reason', None) or error) or type(error).__name__) from None
+        part = start and re.match(rf'bytes {start}-', answer.headers.get('Content-Range', ''))
+        if answer.status != 200 and not (answer.status == 206 and part):
+            answer.close()
+            raise Broken(f'it was asked for the bytes from {start:,} on, and gave others ({answer.status})')
+        return answer
 
     def version(self, name: str) -> str:
-        with self._ask(name, {}) as answer:  # some servers refuse HEAD, and links that are signed do
-            marks = self._marks(answer.headers)
+        with self._ask(name, 0) as answer:  # some servers refuse HEAD, and links that are signed do
+            length, marks = answer.headers.get('Content-Length', ''), self._marks(answer.headers)
             once = None if any(marks) else self._once
-            return json.dumps([*marks, answer.headers.get('Content-Length'), self._query, once])
+            return json.dumps([*marks, int(length) if length.isdecimal() else None, self._query, once])
 
     def _marks(self, headers: Any) -> list[str | None]:
         return [headers.get('ETag'), headers.get('Last-Modified')]
 
     def read(self, name: str, start: int, version: str) -> Iterator[bytes]:
-        with self._ask(name, {'Range': f'bytes={start}-'} if start else {}) as answer:
-            headers, skip = answer.headers, start if answer.status == 200 else 0
-            length = headers.get('Content-Length')
-            left = int(length) if length and length.isdecimal() else None
-            if self._marks(headers) != json.loads(version)[:2]:
+        *marks, size, _, _ = json.loads(version)
+        with self._ask(name, start) as answer:
+            if self._marks(answer.headers) != marks:
                 raise changed(f'{self.url}/{name}')
-            self._promise(name, headers, whole=answer.status == 200)
+            self._refuse_packed(name, answer.headers)
+            place = start if answer.status == 206 else 0
+            self._promise(name, answer.headers, whole=place == 0)
             while piece := self._piece(answer):
-                left = None if left is None else left - len(piece)
-                kept, skip = piece[skip:], max(skip - len(piece), 0)
+                kept = piece[max(start - place, 0) :]
+                place += len(piece)
                 if kept:
                     yield kept
-            if left:
+            if size is not None and place > size:
+                raise changed(f'{self.url}/{name}')
+            if (size is not None and place < size) or answer.length:
                 raise Broken('the answer was cut off')
+
+    def _refuse_packed(self, name: str, headers: Any) -> None:
+        """Raises a `UserError` where the server packs the bytes of a file, which nobody asked it to do."""
+        packed = headers.get('Content-Encoding', 'identity')
+        if packed != 'identity' and Path(name).suffix not in PACKS:
+            raise UserError(f'{self.url}/{name} cannot be fetched: its server packs it by {packed}')
 
     def _piece(self, answer: Any) -> bytes:
         try:

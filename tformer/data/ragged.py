@@ -3,12 +3,38 @@
 import array
 import dataclasses
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
 _AT_ONCE = 1 << 22  # numbers of a large array that are read together
+
+
+def _itself(places: np.ndarray) -> np.ndarray:
+    return places
+
+
+@dataclasses.dataclass(frozen=True)
+class Computed:
+    """Numbers [size] that are computed where they are read: `of` returns those at some places, int64 [k].
+
+    Without `of` they are 0, 1, 2 and so on.
+    """
+
+    size: int
+    of: Callable[[np.ndarray], np.ndarray] = _itself
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return self.of(np.arange(*index.indices(self.size)))
+        return self.of(index) if isinstance(index, np.ndarray) else self.of(np.array([index]))[0]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(self[:], dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,9 +48,9 @@ class Ragged:
     offsets: np.ndarray  # int64 [rows + 1]
 
     @classmethod
-    def of(cls, rows: Iterable[Iterable[int]]) -> 'Ragged':
-        """Returns lazy `rows`, of which one is held at a time, as int32."""
-        flat: Any = array.array('i')
+    def of(cls, rows: Iterable[Iterable[int]], kind: str = 'i') -> 'Ragged':
+        """Returns lazy `rows`, of which one is held at a time, as int32, or as int64 if `kind` is q."""
+        flat: Any = array.array(kind)
         offsets = array.array('q', [0])
         for row in rows:
             flat.extend(row)
@@ -51,7 +77,11 @@ class Ragged:
     @property
     def lengths(self) -> np.ndarray:
         """The length of each row, int64 [rows]."""
-        return np.diff(self.offsets)
+        return self.sizes(slice(None))
+
+    def sizes(self, rows: Any) -> np.ndarray:
+        """Returns the lengths of some rows, int64 [k] or a slice: int64 [k]."""
+        return self.offsets[1:][rows] - self.offsets[:-1][rows]
 
 
 class Documents(Ragged):
@@ -83,9 +113,8 @@ class Documents(Ragged):
     def files(self) -> tuple[str, ...]:
         return ()
 
-    @property
-    def lengths(self) -> np.ndarray:
-        return self.stops - self.starts
+    def sizes(self, rows: Any) -> np.ndarray:
+        return self.stops[rows] - self.starts[rows]
 
     def taken(self, rows: np.ndarray) -> 'Documents':
         """Returns some of the rows, by their numbers, int64 [any number]."""
@@ -135,7 +164,7 @@ def mapped(file: str, dtype: str) -> np.ndarray:
 
 
 def _by_file(values: np.ndarray) -> Any:
-    file = values.base
+    file = getattr(values, 'base', None)
     if isinstance(file, np.memmap) and file.size == values.size:
         return str(file.filename), values.dtype.str
     return values

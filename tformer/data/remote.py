@@ -21,7 +21,7 @@ from tformer.data import cache, places
 from tformer.errors import UserError
 
 TRIES, PAUSE = 5, 1.0  # reads without progress, and the seconds before the second of them; they double
-_URL = re.compile(r'[a-z][a-z0-9+.-]*://')
+_URL = re.compile(r'([a-z][a-z0-9+.-]*)://', re.IGNORECASE)
 _CONTENT = 'content'  # the name of a file in its entry of the cache
 
 
@@ -34,9 +34,10 @@ def fetched(path: str, directory: Path) -> str:
     Raises:
       UserError: the path does not exist, its server fails again and again, or the cache cannot be written.
     """
-    if not _URL.match(path):
+    if not (url := _URL.match(path)):
         return path
-    scheme = path.partition(':')[0]
+    scheme = url[1].lower()
+    path = f'{scheme}://{path[url.end() :]}'
     place = _again(path, lambda: places.PLACES.get(scheme, places.ByFsspec)(path))
     names = _again(path, place.names)
     if not names:

@@ -31,6 +31,35 @@ def times(least: int, most: int | None, items: Items) -> Items:
     return [(_constants.MAX_REPEAT, (least, _constants.MAXREPEAT if most is None else most, items))]
 
 
+SPACE = matching('[ ]?')
+COMMA = [*SPACE, *exactly(','), *SPACE]
+
+
+def listed(least: int, most: int | None, item: Items) -> Items:
+    """Returns from `least` to `most` items, between commas."""
+    if most == 0:
+        return []
+    further = times(max(least - 1, 0), None if most is None else most - 1, [*COMMA, *item])
+    return [*item, *further] if least else times(0, 1, [*item, *further])
+
+
+def joined(each: Sequence[Items]) -> Items:
+    """Returns items between commas."""
+    return [item for place, items in enumerate(each) for item in ([*COMMA, *items] if place else items)]
+
+
+def some_of(pairs: Sequence[tuple[Items, bool]]) -> Items:
+    """Returns pairs in their order, between commas, of which some may be left out."""
+    behind: Items = []  # pairs that follow one
+    first: Items = []  # the same where none is before
+    for items, needed in reversed(pairs):
+        begun = [*items, *behind]
+        first = begun if needed else either([begun, first])
+        further = [*COMMA, *items]
+        behind = [*(further if needed else times(0, 1, further)), *behind]
+    return first
+
+
 def text_of(value: Any) -> Items:
     """Returns a value of JSON as the standard library writes it; a `ValueError` is of NaN and infinity."""
     return exactly(json.dumps(value, ensure_ascii=False, allow_nan=False))
@@ -56,12 +85,15 @@ def _character(spans: Sequence[regular.Span]) -> Items:
 
 
 def in_string(items: Items) -> Items:
-    """Returns what texts of a regular expression are between the quotes of JSON; escapes such as \\d are of ASCII."""
+    """Returns what texts of a regular expression are between the quotes of JSON.
+
+    Dialects differ in what escapes such as \\d and the point match: here it is what it is in all of them.
+    """
     found: list[tuple[Any, Any]] = []
     for kind, given in items:
-        spans = regular.spans_of(kind, given, re.ASCII)
-        if spans is not None:
-            found += _character(spans)
+        every = [regular.spans_of(kind, given, flags) for flags in (re.ASCII, re.UNICODE)]
+        if every[0] is not None and every[1] is not None:
+            found += _character(regular.common(every[0], every[1], *([_ON_A_LINE] if kind is _constants.ANY else [])))
         elif kind is _constants.BRANCH:
             found += either([in_string(option) for option in given[1]])
         elif kind in (_constants.SUBPATTERN, _constants.MAX_REPEAT, _constants.MIN_REPEAT):
@@ -71,6 +103,7 @@ def in_string(items: Items) -> Items:
     return found
 
 
+_ON_A_LINE = [(0, 9), (11, 12), (14, 0x2027), (0x202A, 0x10FFFF)]  # ECMA-262, LineTerminator
 CHARACTER = _character([(_FIRST, 0x7E), (0xA0, 0x10FFFF), *((ord(char), ord(char)) for char in '\b\f\n\r\t')])
 _SECONDS = r'([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,6})?(Z|[+-]([01]\d|2[0-3]):[0-5]\d)'
 _DATE = r'[1-9]\d{3}-((0[13578]|1[02])-(0[1-9]|[12]\d|3[01])|(0[469]|11)-(0[1-9]|[12]\d|30)|02-(0[1-9]|1\d|2[0-8]))'

@@ -5,7 +5,7 @@ from decimal import Decimal
 from fractions import Fraction
 
 DIGITS = 15  # of a number: with as many, two that differ are two doubles, in their order (IEEE 754: DBL_DIG)
-FRACTION = 6  # digits after the point, or as many as a bound has
+FRACTION = 6  # digits after the point, fewer beside a large bound, or as many as a bound has
 
 _ANY = r'-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]{1,2})?'
 
@@ -58,9 +58,10 @@ def reals(low: float | None, high: float | None, *, above: bool, below: bool) ->
     if low is None and high is None:
         return [_ANY]
     a, b = _exact(low), _exact(high)
-    size = max(FRACTION, *(_places(bound) for bound in (a, b)))
-    if any(bound is not None and abs(bound) >= 10 ** (DIGITS - size) for bound in (a, b)):
-        raise ValueError(f'bounds may have {DIGITS} digits, {FRACTION} of them after the point')
+    whole = max(len(str(int(abs(bound)))) for bound in (a, b) if bound is not None)
+    size = max(min(FRACTION, DIGITS - whole), *(_places(bound) for bound in (a, b)))
+    if whole + size > DIGITS:
+        raise ValueError(f'bounds may have {DIGITS} digits')
     found = []
     if b is None or b >= 0:
         start = (a, above) if a is not None and a >= 0 else (Fraction(0), False)

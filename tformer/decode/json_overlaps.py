@@ -1,5 +1,6 @@
 """Whether no value fits two JSON schemas, as far as it is plain from what they say."""
 
+import urllib.parse
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,19 +10,28 @@ _EVERY = frozenset({'null', 'boolean', 'integer', 'number', 'string', 'array', '
 def place(whole: Any, name: str) -> Any:
     """Returns what stands at a place of a file, '#/$defs/NAME' (RFC 6901); a `LookupError` says that nothing does."""
     found = whole
-    for part in name.split('/')[1:]:
+    for part in urllib.parse.unquote(name).split('/')[1:]:
         part = part.replace('~1', '/').replace('~0', '~')
-        if not isinstance(found, dict):
+        if isinstance(found, list) and part.isdecimal():
+            found = found[int(part)]
+        elif isinstance(found, dict):
+            found = found[part]
+        else:
             raise LookupError(name)
-        found = found[part]
     return found
 
 
-def apart(whole: Any, a: Any, b: Any) -> bool:
-    """Returns whether two schemas of a file are known to have no value in common; references lead to an end.
+_DEPTH = 8  # of what is compared
+
+
+def apart(whole: Any, a: Any, b: Any, depth: int = _DEPTH) -> bool:
+    """Returns whether two schemas of a file are known to have no value in common.
 
     They are, by their types, by the values of const and enum, or by a property that both require.
     """
+    if not depth:  # references may contain themselves
+        return False
+    depth -= 1
     a, b = _without_reference(whole, a), _without_reference(whole, b)
     if a is False or b is False:
         return True
@@ -29,7 +39,7 @@ def apart(whole: Any, a: Any, b: Any) -> bool:
         return False
     for one, other in ((a, b), (b, a)):
         for name in ('anyOf', 'oneOf'):
-            if name in one and all(apart(whole, option, other) for option in one[name]):
+            if name in one and all(apart(whole, option, other, depth) for option in one[name]):
                 return True
     if _types(a).isdisjoint(_types(b)):
         return True
@@ -39,12 +49,13 @@ def apart(whole: Any, a: Any, b: Any) -> bool:
     if _types(a) & _types(b) != {'object'} or values is not None or others is not None:
         return False
     both = {*a.get('required', [])} & {*b.get('required', [])} & {*a.get('properties', {})} & {*b.get('properties', {})}
-    return any(apart(whole, a['properties'][name], b['properties'][name]) for name in both)
+    return any(apart(whole, a['properties'][name], b['properties'][name], depth) for name in both)
 
 
 def _without_reference(whole: Any, schema: Any) -> Any:
-    while isinstance(schema, dict) and '$ref' in schema:
-        schema = place(whole, schema['$ref'])
+    for _ in range(_DEPTH):
+        if isinstance(schema, dict) and '$ref' in schema:
+            schema = place(whole, schema['$ref'])
     return schema
 
 

@@ -1,17 +1,19 @@
 """JSON schemas as regular expressions: the texts of the values that fit, in the order of their properties.
 
 A keyword is obeyed whole or refused by name: none is passed over, so each text that is written fits. Some values that
-fit are not written: properties that no name stands for, and escapes of characters that stand for themselves.
+fit are not written: properties that no name stands for, escapes of characters that stand for themselves, and what
+nests deeper than `_DEPTH` and `_TURNS`.
 """
 
+import functools
 import itertools
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tformer.decode import json_numbers, json_overlaps, regular
-from tformer.decode.json_items import CHARACTER, FORMATS, either, exactly, in_string, matching, text_of, times
+from tformer.decode import json_items, json_numbers, json_overlaps, regular
+from tformer.decode.json_items import SPACE, either, exactly, listed, matching, text_of, times
 from tformer.decode.regular import Items, OfBytes
 from tformer.errors import UserError, nearest
 
@@ -22,11 +24,11 @@ def automaton(schema: Any) -> OfBytes:
     Raises:
       UserError: it has a keyword that is not supported, or a value that a keyword does not take.
     """
-    return regular.of_items(_fitting(_Place(schema, entered=('#',)), schema))
+    return regular.of_items(_fitting(_Place(schema, entered=('#',), found={}), schema))
 
 
-SPACE = matching('[ ]?')
-COMMA = [*SPACE, *exactly(','), *SPACE]
+class _Nothing(UserError):
+    """No value fits. Where others may stand in its place, these are written."""
 
 
 class _Place(NamedTuple):
@@ -35,12 +37,15 @@ class _Place(NamedTuple):
     whole: Any  # the schema of the file
     path: str = '#'
     entered: tuple[str, ...] = ()  # references that led here
+    found: dict[tuple[str, ...], Items | None] | None = (
+        None  # what the last of some references stands for behind others
+    )
 
     def under(self, *names: object) -> '_Place':
         return self._replace(path='/'.join([self.path, *map(str, names)]))
 
-    def refused(self, why: str) -> UserError:
-        return UserError(f'at {self.path}: {why}')
+    def refused(self, why: str, kind: type[UserError] = UserError) -> UserError:
+        return kind(f'at {self.path}: {why}')
 
 
 # ----------------------------------------------------------------------------------------------------------- types
@@ -67,7 +72,7 @@ def _number(at: _Place, schema: Mapping[str, Any]) -> Items:
 
 def _patterns(at: _Place, patterns: Sequence[str], otherwise: str) -> Items:
     if not patterns:
-        raise at.refused(otherwise)
+        raise at.refused(otherwise, _Nothing)
     return either([*map(matching, patterns)])
 
 
@@ -75,15 +80,15 @@ def _string(at: _Place, schema: Mapping[str, Any]) -> Items:
     pattern, form = schema.get('pattern'), schema.get('format')
     if sum(('pattern' in schema, 'format' in schema, not schema.keys().isdisjoint({'minLength', 'maxLength'}))) > 1:
         raise at.refused('pattern, format and a length are supported one at a time')
-    inside = times(*_bounds(at, schema, 'minLength', 'maxLength'), CHARACTER)
+    inside = times(*_bounds(at, schema, 'minLength', 'maxLength'), json_items.CHARACTER)
     if form is not None:
-        if form not in FORMATS:
-            raise at.refused(f'format={form!r} is not supported{nearest(form, FORMATS)}')
-        inside = in_string(matching(FORMATS[form]))
+        if form not in json_items.FORMATS:
+            raise at.refused(f'format={form!r} is not supported{nearest(form, json_items.FORMATS)}')
+        inside = json_items.in_string(matching(json_items.FORMATS[form]))
     elif pattern is not None:
         begins, items, ends = regular.items_of(pattern)
-        more = times(0, None, CHARACTER)
-        inside = [*([] if begins else more), *in_string(items), *([] if ends else more)]
+        more = times(0, None, json_items.CHARACTER)
+        inside = [*([] if begins else more), *json_items.in_string(items), *([] if ends else more)]
     return [*exactly('"'), *inside, *exactly('"')]
 
 
@@ -94,30 +99,20 @@ def _bounds(at: _Place, schema: Mapping[str, Any], least: str, most: str) -> tup
     return low, high
 
 
-def _listed(least: int, most: int | None, item: Items) -> Items:
-    """Returns from `least` to `most` items, between commas."""
-    if most == 0:
-        return []
-    further = times(max(least - 1, 0), None if most is None else most - 1, [*COMMA, *item])
-    return [*item, *further] if least else times(0, 1, [*item, *further])
-
-
 def _array(at: _Place, schema: Mapping[str, Any]) -> Items:
     least, most = _bounds(at, schema, 'minItems', 'maxItems')
     first = schema.get('prefixItems')
     if first is None:
-        item = _fitting(at.under('items'), schema.get('items', True)) if most != 0 else []
-        inside = _listed(least, most, item)
+        item = _if_any(at.under('items'), schema.get('items', True)) if most != 0 else []
+        if item is None and least:
+            raise at.refused(f'no value fits items, and minItems={least}', _Nothing)
+        inside = [] if item is None else listed(least, most, item)
     else:
         if not least <= len(first) <= (len(first) if most is None else most):
             raise at.refused(f'prefixItems has {len(first)} values, which minItems and maxItems do not take')
         each = [_fitting(at.under('prefixItems', place), one) for place, one in enumerate(first)]
-        inside = _joined(each)
+        inside = json_items.joined(each)
     return [*exactly('['), *SPACE, *inside, *SPACE, *exactly(']')]
-
-
-def _joined(each: Sequence[Items]) -> Items:
-    return [item for place, items in enumerate(each) for item in ([*COMMA, *items] if place else items)]
 
 
 def _object(at: _Place, schema: Mapping[str, Any]) -> Items:
@@ -130,28 +125,18 @@ def _object(at: _Place, schema: Mapping[str, Any]) -> Items:
 
     others = schema.get('additionalProperties', True)
     if not properties and others is not False:
-        value = _fitting(at.under('additionalProperties'), others)
-        inside = _listed(0, None, pair(_string(at, {}), value))
+        free = _if_any(at.under('additionalProperties'), others)
+        inside = [] if free is None else listed(0, None, pair(_string(at, {}), free))
     else:
-        values = {name: _fitting(at.under('properties', name), value) for name, value in properties.items()}
-        pairs = [(pair(text_of(name), value), name in required) for name, value in values.items()]
-        inside = _some_of(pairs)
+        read = {name: _fitting if name in required else _if_any for name in properties}
+        values = {name: read[name](at.under('properties', name), value) for name, value in properties.items()}
+        pairs = [(pair(text_of(name), x), name in required) for name, x in values.items() if x is not None]
+        inside = json_items.some_of(pairs)
     return [*exactly('{'), *SPACE, *inside, *SPACE, *exactly('}')]
 
 
-def _some_of(pairs: Sequence[tuple[Items, bool]]) -> Items:
-    """Returns pairs in their order, between commas, of which some may be left out."""
-    behind: Items = []  # pairs that follow one
-    first: Items = []  # the same where none is before
-    for items, needed in reversed(pairs):
-        begun = [*items, *behind]
-        first = begun if needed else either([begun, first])
-        further = [*COMMA, *items]
-        behind = [*(further if needed else times(0, 1, further)), *behind]
-    return first
-
-
 _DEPTH = 2  # of arrays and objects in each other, where any value fits
+_TURNS, _WAYS = 3, 1000  # of a reference in itself, and in which references are in each other
 
 
 def _anything(depth: int = _DEPTH) -> Items:
@@ -159,8 +144,8 @@ def _anything(depth: int = _DEPTH) -> Items:
     if not depth:
         return either(plain)
     item = _anything(depth - 1)
-    pairs = _listed(0, None, [*_string(_Place(None), {}), *SPACE, *exactly(':'), *SPACE, *item])
-    nested = [('[', _listed(0, None, item), ']'), ('{', pairs, '}')]
+    pairs = listed(0, None, [*_string(_Place(None), {}), *SPACE, *exactly(':'), *SPACE, *item])
+    nested = [('[', listed(0, None, item), ']'), ('{', pairs, '}')]
     return either([*plain, *([*exactly(a), *SPACE, *inside, *SPACE, *exactly(b)] for a, inside, b in nested)])
 
 
@@ -209,8 +194,12 @@ def _fitting(at: _Place, schema: Any) -> Items:
     """Returns the texts of the values that fit a schema."""
     if schema is True:
         return _anything()
+    if schema is False:
+        raise at.refused('no value fits false', _Nothing)
     if not isinstance(schema, dict):
-        raise at.refused(f'{json.dumps(schema)[:40]} is not a schema that a value fits')
+        raise at.refused(f'{json.dumps(schema)[:40]} is not a schema')
+    if '$id' in schema and at.path != '#':
+        raise at.refused("'$id' is not supported inside a schema")
     given = {name: value for name, value in schema.items() if name not in _NOTES}
     for name, read in _WHOLE.items():
         if name in given:
@@ -222,13 +211,36 @@ def _fitting(at: _Place, schema: Any) -> Items:
     if not types:
         return _anything()
     own = [(TYPES[name], {key: given[key] for key in given if key in TYPES[name].keywords}) for name in types]
-    return either([kind.items(at, keywords) for kind, keywords in own])
+    return _either([functools.partial(kind.items, at, keywords) for kind, keywords in own])
+
+
+def _if_any(at: _Place, schema: Any) -> Items | None:
+    """Returns what `_fitting` does; None where no value fits."""
+    try:
+        return _fitting(at, schema)
+    except _Nothing:
+        return None
+
+
+def _either(options: Sequence[Callable[[], Items]]) -> Items:
+    """Returns the texts of several that are made here, without those that no value fits; one at least has to."""
+    found = []
+    for make in options:
+        try:
+            found.append(make())
+        except _Nothing as error:
+            nothing = error
+    if not found:
+        raise nothing
+    return either(found)
 
 
 def _types(at: _Place, given: Mapping[str, Any]) -> list[str]:
     """Returns the types that a schema states, or the one whose keywords it has; none where it has neither."""
     stated = given.get('type', [])
     names: list[str] = stated if isinstance(stated, list) else [stated]
+    if 'type' in given and not names:
+        raise at.refused('type=[] must be a type or a list of at least one')
     for name in names:
         if not isinstance(name, str) or name not in TYPES:
             raise at.refused(f'type={json.dumps(name)[:40]} is unknown{nearest(name, TYPES)}')
@@ -263,11 +275,7 @@ def _options(at: _Place, given: Mapping[str, Any], name: str) -> Items:
     options = given[name]
     if not _LIST.fits(options):
         raise at.refused(f'{name}={json.dumps(options)[:40]} must be {_LIST.words}')
-    return either([_fitting(at.under(name, place), option) for place, option in enumerate(options)])
-
-
-def _any_of(at: _Place, given: Mapping[str, Any]) -> Items:
-    return _options(at, given, 'anyOf')
+    return _either([functools.partial(_fitting, at.under(name, place), each) for place, each in enumerate(options)])
 
 
 def _one_of(at: _Place, given: Mapping[str, Any]) -> Items:
@@ -285,20 +293,28 @@ def _referred(at: _Place, given: Mapping[str, Any]) -> Items:
     name = given['$ref']
     if not isinstance(name, str) or not (name == '#' or name.startswith('#/')):
         raise at.refused(f'$ref={json.dumps(name)[:80]} must be a place in the same file: "#/$defs/NAME"')
-    if name in at.entered:
-        raise at.refused(f'$ref={name!r} contains itself: an automaton has no such depth')
-    try:
-        found = json_overlaps.place(at.whole, name)
-    except LookupError:
-        raise at.refused(f'$ref={name!r} is not there') from None
-    return _fitting(_Place(at.whole, name, (*at.entered, name)), found)
+    assert at.found is not None
+    key = (*sorted(at.entered), name)
+    if key not in at.found:
+        try:
+            there = json_overlaps.place(at.whole, name)
+        except LookupError:
+            raise at.refused(f'$ref={name!r} is not there') from None
+        if len(at.found) == _WAYS:
+            raise at.refused(f'references are in each other in more than {_WAYS:,} ways')
+        place = at._replace(path=name, entered=(*at.entered, name))
+        at.found[key] = _if_any(place, there) if at.entered.count(name) <= _TURNS else None
+    items = at.found[key]
+    if items is None:
+        raise at.refused(f'no value fits $ref={name!r}, or none in which it contains itself {_TURNS} times', _Nothing)
+    return items
 
 
 # keywords that say all of a value, beside which others are refused
 _WHOLE: dict[str, Callable[[_Place, Mapping[str, Any]], Items]] = {
     'const': _values,
     'enum': _values,
-    'anyOf': _any_of,
+    'anyOf': functools.partial(_options, name='anyOf'),
     'oneOf': _one_of,
     '$ref': _referred,
 }

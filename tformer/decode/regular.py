@@ -187,6 +187,11 @@ def _without(spans: Sequence[Span]) -> list[Span]:
     return [(low + 1, high - 1) for low, high in zip(edges[::2], edges[1::2], strict=True) if low + 1 < high]
 
 
+def common(*each: Sequence[Span]) -> list[Span]:
+    """Returns the code points that stand in all of several lists of spans."""
+    return _without([span for spans in each for span in _without(spans)])
+
+
 def _joined(spans: Sequence[Span]) -> list[Span]:
     found: list[Span] = []
     for low, high in sorted(spans):

@@ -1,5 +1,6 @@
 """Generates text from text: shared by `tformer generate` and the metrics of generated text."""
 
+import itertools
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -8,7 +9,7 @@ import numpy as np
 from flax import linen as nn
 
 from tformer.config import Config, Decode, tasks
-from tformer.data.examples import special_tokens
+from tformer.data.examples import infilling, special_tokens
 from tformer.data.sources import fields
 from tformer.data.sources.records import BadRecord
 from tformer.data.tokenizers import biased_texts
@@ -124,7 +125,8 @@ def make_writer(
     """Returns what writes text for text with a run's model.
 
     For objectives that write one text for another, the texts are the sources. Otherwise they are prompts, and the
-    output is their continuation. In place of a text may stand the messages of a chat, to which a decoder replies.
+    output is their continuation, or where decode.gap stands in one, what is missing there (objectives with a `gap`). In
+    place of a text may stand the messages of a chat, to which a decoder replies.
 
     With `cut`, texts that are too long are shortened: sources lose their end, prompts and chats their beginning. A
     `draft` is as in `make_generate`.
@@ -187,6 +189,7 @@ def _reader(config: Config, tokenizers: Tokenizers, cut: bool) -> Callable[[Sequ
     template = special_tokens.template_of(config, tokenizers)
     around = template.given if paired or given else template.prompt
     room = longest - (len(around([0])) - 1)
+    gap = config.decode.gap if tasks.TASKS[config.train.objective].gap else None
 
     def framed(text: str, tokens: list[int]) -> list[int]:
         if len(tokens) > room and not cut:
@@ -201,9 +204,27 @@ def _reader(config: Config, tokenizers: Tokenizers, cut: bool) -> Callable[[Sequ
             raise UserError(f'a chat has {len(tokens)} tokens, the model takes {longest} ({limit})')
         return tokens[-longest:]
 
+    def filled(text: str, parts: list[list[int]]) -> list[int]:
+        if len(parts) == 1:
+            return framed(text, parts[0])
+        if len(parts) > 2:
+            raise UserError(f'{text[:40]!r}... has {len(parts) - 1} times {gap} (decode.gap), not once')
+        prefix, suffix = parts
+        most = room if cut else len(prefix) + len(suffix) + room
+        return framed(text, infilling.prompt(tokenizers.target, prefix, suffix, most))
+
+    def pieces_of(text: str | Messages) -> list[str]:
+        if not isinstance(text, str):
+            return []
+        return text.split(gap) if gap is not None else [text]
+
     def read(texts: Sequence[str | Messages]) -> list[list[int]]:
-        encoded = iter(_input_side(config, tokenizers).encode_batch([text for text in texts if isinstance(text, str)]))
-        return [framed(text, next(encoded)) if isinstance(text, str) else replied(text) for text in texts]
+        pieces = [pieces_of(text) for text in texts]
+        encoded = iter(_input_side(config, tokenizers).encode_batch(list(itertools.chain(*pieces))))
+        return [
+            filled(text, list(itertools.islice(encoded, len(own)))) if isinstance(text, str) else replied(text)
+            for text, own in zip(texts, pieces, strict=True)
+        ]
 
     return read
 

@@ -27,6 +27,7 @@ from tformer import atomic
 
 BOUND = 2 << 30  # bytes, of all versions and CPUs together
 _DIGEST = hashlib.sha256
+_LOOKS = 64  # times that the folder is looked through while the bound is written
 _ABANDONED = 3600  # seconds after which a file that is still being written belongs to a process that was killed
 
 
@@ -108,6 +109,7 @@ class Store(compilation_cache_interface.CacheInterface):
     def __init__(self, place: pathlib.Path, bound: int, refused: set[str]):
         """Keeps at most `bound` bytes in the folder above `place`; programs whose keys are `refused` are not kept."""
         self._path, self._bound, self._refused = place, bound, refused
+        self._unseen = bound  # bytes that were written since the folder was looked through; at first by others
 
     def get(self, key: str) -> bytes | None:
         """Returns the program of a key; None where there is none, or its file is not as it was written."""
@@ -128,7 +130,10 @@ class Store(compilation_cache_interface.CacheInterface):
             return
         with contextlib.suppress(OSError):
             atomic.write(self._file(key), _DIGEST(value).digest() + value)
-            self._evict()
+            self._unseen += len(value)
+            if self._unseen >= self._bound / _LOOKS:  # a look at tens of thousands of files takes seconds
+                self._evict()
+                self._unseen = 0
 
     def _file(self, key: str) -> pathlib.Path:
         return self._path / key[-100:]  # a key ends with its digest

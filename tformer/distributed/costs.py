@@ -263,11 +263,11 @@ def _kernel(i: Instruction, c: Computation) -> float:
         queries = next(name for name in i.operands if re.match(r'\w*f\d+\[\d+,\d+,', c[name].shape))
         *heads, _, width = dims(c[queries].shape)
         return 2.0 * {'fwd': 2, 'dq': 3, 'dkv': 4}[pairs[2]] * int(pairs[1]) * float(np.prod(heads)) * width
-    scores = re.search(r'"intermediate_tensor_shape":\{[^}]*"dimensions":\[([^\]]*)\]', i.attributes)
+    scores = re.search(r'"intermediate_tensor_shape":\s*\{[^}]*"dimensions":\s*\[([^\]]*)\]', i.attributes)
     if scores:  # cuDNN's attention: two products forward, five backward
         B, N, T, S = (int(size) for size in re.findall(r'\d+', scores[1]))
         H = np.prod(dims(c[i.operands[0]].shape)) / (B * N * T)
-        return (10.0 if 'Backward' in i.attributes else 4.0) * B * N * T * S * float(H)
+        return (10.0 if 'Backward' in i.attributes else 4.0) * B * N * _seen_pairs(i.attributes, T, S) * float(H)
     contracted = re.search(r'"lhs_contracting_dimensions":\["(\d+)"\]', i.attributes)
     if contracted and '__cublas$' in i.attributes:
         result = re.match(r'\(?([^ ]*\])', i.shape)
@@ -275,6 +275,16 @@ def _kernel(i: Instruction, c: Computation) -> float:
             2.0 * float(np.prod(dims(result[1])) * dims(c[i.operands[0]].shape)[int(contracted[1])]) if result else 0.0
         )
     return 0.0
+
+
+def _seen_pairs(attributes: str, T: int, S: int) -> int:
+    """Returns how many pairs of a query and a key the mask of cuDNN's attention leaves: of a causal one, with T = S,
+    those within its window. Lengths of rows are known at run time alone, and leave all."""
+    if not re.search(r'"mask_type":\s*"(PADDING_)?CAUSAL"', attributes):
+        return T * S
+    window = re.search(r'"sliding_window_length":\s*([1-9]\d*)', attributes)
+    width = min(int(window[1]), T) if window else T
+    return T * width - width * (width - 1) // 2
 
 
 def kernels(program: Program) -> dict[str, int]:

@@ -218,7 +218,7 @@ def word_places(examples: Examples, index: int, length: int) -> Iterator[tuple[i
 def answer_place(examples: Examples, index: int, first: int, last: int, question_length: int) -> tuple[int, int]:
     """Returns the characters of the normalised context, first and after the last, of an answer's tokens in a row."""
     question = min(len(examples.of('second_text', index)), question_length)
-    context = len(examples.template.front) + question + 1 - int(examples.start[index])
+    context = len(examples.template.front) + question + 1 - examples.spans[index][1]
     return int(examples.of('begins', index)[first - context]), int(examples.of('ends', index)[last - context])
 
 

@@ -7,7 +7,7 @@ from tformer.config import Model
 from tformer.errors import UserError, choose
 from tformer.hf.fields import GATED_ACTIVATIONS, Field, HubConfig, field, fields
 from tformer.hf.heads import task_heads
-from tformer.hf.rotary import ROTARY, rotary
+from tformer.hf.rotary import PHI3_TYPES, ROTARY, rotary
 from tformer.hf.rules import ALL_BIASES, Family, Rule, linear, tensor, untied
 
 # ---------------------------------------------------------------------------------------------------- config.json
@@ -241,7 +241,7 @@ FAMILIES = {
     ),
     'phi3': Family(  # Abdin et al. 2024
         model=LLAMA,
-        fields=(*WITHOUT_ROTARY, rotary(partial='partial_rotary_factor'), ACTIVATION, WINDOW),
+        fields=(*WITHOUT_ROTARY, rotary(partial='partial_rotary_factor', types=PHI3_TYPES), ACTIVATION, WINDOW),
         rules=(
             *ENDS,
             Rule(
@@ -267,6 +267,7 @@ FAMILIES = {
             **SILU,
             'sliding_window': None,
             'partial_rotary_factor': 1.0,
+            'original_max_position_embeddings': 4096,
         },
         neutral=('interpolate_factor', 'full_attn_mod', 'original_max_position_embeddings'),
         start={},

@@ -145,7 +145,7 @@ FAMILIES = {
         prefix='model.',
         copies={'decoder.weight': 'model.embeddings.tok_embeddings.weight'},
         defaults=DEFAULTS,
-        fixed={},
+        fixed={'rope_scaling': None},  # the hub's library stretches the sliding layers by it, too
         neutral=(
             *(
                 'global_attn_every_n_layers',

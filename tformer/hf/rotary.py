@@ -8,19 +8,26 @@ from tformer.config import Model
 from tformer.errors import UserError, choose
 from tformer.hf.fields import Field, HubConfig
 
-# rope_type -> ours; the early files of Phi-3 have other names for longrope
+# rope_type -> ours
 TYPES: dict[str, str | None] = {name: name for name in ('linear', 'llama3', 'dynamic', 'yarn', 'longrope')}
-TYPES |= {'default': None, 'su': 'longrope'}
+TYPES |= {'default': None}
+PHI3_TYPES = {'default': None, **dict.fromkeys(('longrope', 'su', 'yarn'), 'longrope')}  # as early files call it
 TRAINED = 'original_max_position_embeddings'
 
 
-def rotary(theta: str = 'rope_theta', partial: str | None = None, default: Mapping[str, Any] | None = None) -> Field:
+def rotary(
+    theta: str = 'rope_theta',
+    partial: str | None = None,
+    default: Mapping[str, Any] | None = None,
+    types: Mapping[str, str | None] = TYPES,
+) -> Field:
     """Returns the correspondence of a rotary embedding that is the same in every layer.
 
     Args:
       theta: the field of earlier files with the base of the frequencies.
       partial: that with the share of each head that is turned; None: the family turns whole heads.
       default: what `rope_parameters` is where a file says nothing of it.
+      types: the family's `rope_type`s -> ours.
     """
 
     def read(hub: HubConfig) -> dict[str, Any]:
@@ -31,10 +38,10 @@ def rotary(theta: str = 'rope_theta', partial: str | None = None, default: Mappi
         rope = HubConfig({'rope_theta': hub[theta], **given}, {'model_type': 'rope_parameters'})
         if partial is not None:
             share = rope.pop('partial_rotary_factor', None) or hub[partial]
-            return {**_read_scaling(rope, hub), 'rope_fraction': _whole_dims(hub, share)}
+            return {**_read_scaling(rope, hub, types), 'rope_fraction': _whole_dims(hub, share)}
         if rope.pop('partial_rotary_factor', 1) not in (None, 1) or hub.get('partial_rotary_factor') not in (None, 1):
             raise UserError('config.json: partial_rotary_factor has no counterpart in this family; valid: 1.0')
-        return _read_scaling(rope, hub)
+        return _read_scaling(rope, hub, types)
 
     def write(model: Model) -> dict[str, Any]:
         share = {} if partial is None else {'partial_rotary_factor': model.rope_fraction}
@@ -58,14 +65,23 @@ def layered_rotary(
     """
 
     def read(hub: HubConfig) -> dict[str, Any]:
-        both = dict(hub.section('rope_parameters') or {})
-        wide = {'rope_theta': hub[theta], **(hub.section('rope_scaling') or both.get('full_attention') or {})}
-        near = {'rope_theta': hub[local], **(both.get('sliding_attention') or {})}
+        both = hub.section('rope_parameters') or HubConfig({}, {})
+        earlier: Mapping[str, Any] = hub.section('rope_scaling') or {}
+        wide = {'rope_theta': hub[theta], **(both.section('full_attention') or {}), **earlier}
+        near = {'rope_theta': hub[local], **(both.section('sliding_attention') or {})}
         others = both.keys() - {'full_attention', 'sliding_attention', 'model_type'}
-        if others or near.get('rope_type', 'default') != 'default' or near.keys() - {'rope_type', 'rope_theta'}:
+        if (
+            others
+            or near.get('rope_type', 'default') != 'default'
+            or near.keys() - {'rope_type', 'rope_theta', 'model_type'}
+        ):
             raise UserError(
                 'config.json: rope_parameters must have full_attention, and an unscaled sliding_attention; '
                 'others have no counterpart'
+            )
+        if wide.get('truncate', True) is not True:  # which the hub's library does not look for among those of a layer
+            raise UserError(
+                f'config.json: truncate={wide["truncate"]!r} has no counterpart in this family; valid: True'
             )
         base = near['rope_theta'] if 'local' in pattern(hub) else None
         return {**_read_scaling(HubConfig(wide, {'model_type': 'rope_parameters'}), hub), 'local_rope_theta': base}
@@ -87,11 +103,11 @@ def _whole_dims(hub: HubConfig, share: Any) -> Any:
     return share
 
 
-def _read_scaling(rope: HubConfig, hub: HubConfig) -> dict[str, Any]:
+def _read_scaling(rope: HubConfig, hub: HubConfig, types: Mapping[str, str | None] = TYPES) -> dict[str, Any]:
     """Returns our fields of one set of rotary parameters."""
     rope.was_read |= {'rope_type', 'type', 'model_type'}
     kind = rope.get('rope_type', rope.get('type', 'default'))
-    scaling = choose(TYPES, str(kind), 'config.json: rope_type')
+    scaling = choose(types, str(kind), 'config.json: rope_type')
     found = {'rope_theta': rope['rope_theta'], 'rope_scaling': scaling}
     if scaling in ('linear', 'llama3', 'dynamic'):
         found['rope_factor'] = rope['factor']
@@ -132,10 +148,9 @@ def _dynamic(rope: HubConfig, hub: HubConfig) -> dict[str, Any]:
 
 
 def _yarn(rope: HubConfig, hub: HubConfig) -> dict[str, Any]:
-    names = {'beta_fast': None, 'beta_slow': None, 'truncate': True, 'attention_factor': None, 'factor': None}
-    names |= {'mscale': None, 'mscale_all_dim': None}
-    rope.was_read |= names.keys()
-    given = {name: default if rope.get(name) is None else rope[name] for name, default in names.items()}
+    names = ('beta_fast', 'beta_slow', 'attention_factor', 'factor', 'mscale', 'mscale_all_dim')
+    rope.was_read |= {*names, 'truncate'}
+    given = {name: rope.get(name) for name in names}
     stretch = given['factor']
     if stretch is None:
         stretch = hub.size('max_position_embeddings') / _trained_len(rope, hub)
@@ -147,7 +162,7 @@ def _yarn(rope: HubConfig, hub: HubConfig) -> dict[str, Any]:
         'rope_factor': stretch,
         'rope_fast_turns': given['beta_fast'] or 32.0,
         'rope_slow_turns': given['beta_slow'] or 1.0,
-        'rope_round_ramp': given['truncate'],
+        'rope_round_ramp': rope.get('truncate', True) or False,
         'rope_attention_factor': factor,
     }
 

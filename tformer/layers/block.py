@@ -297,12 +297,12 @@ _OFFLOADED = jax.checkpoint_policies.offload_dot_with_no_batch_dims('device', 'p
 
 REMAT: dict[str | None, dict[type[nn.Module], Callable[..., Any]]] = {
     # The modules, and what their forward pass keeps; MiB of a step's temporaries in tests/training/test_memory.py.
-    None: {},  # all: 127
+    None: {},  # all: 98
     'attention': {
         Attention: _PRODUCTS,
         LatentAttention: _PRODUCTS,
-    },  # all but scores and probabilities (Korthikanti et al. 2023, section 5): 74
-    'dots': {Block: _PRODUCTS},  # products with parameters: 55
+    },  # all but scores and probabilities (Korthikanti et al. 2023, section 5): 67
+    'dots': {Block: _PRODUCTS},  # products with parameters: 49
     'offload': {Block: _OFFLOADED},  # the same, in the host's memory
-    'full': {Block: jax.checkpoint_policies.nothing_saveable},  # the stream between layers (Chen et al. 2016): 37
+    'full': {Block: jax.checkpoint_policies.nothing_saveable},  # the stream between layers (Chen et al. 2016): 26
 }

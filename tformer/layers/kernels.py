@@ -112,6 +112,20 @@ def pad(x: jax.Array, axis: int, multiple: int, value: int = 0) -> jax.Array:
 
 
 # ------------------------------------------------------------------------------------------------ reference
+@jax.custom_jvp
+def softmax(logits: jax.Array) -> jax.Array:
+    """exp(x) / sum(exp(x)) over the last axis. For the backward pass it keeps its result and nothing else: that of JAX
+    keeps the exponentials, too, which are as large."""
+    return jax.nn.softmax(logits, axis=-1)
+
+
+@softmax.defjvp
+def _softmax_tangent(logits: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
+    probs = softmax(*logits)
+    moved = probs * tangents[0]
+    return probs, moved - probs * jnp.sum(moved, axis=-1, keepdims=True)
+
+
 def probabilities(q_BNTH: jax.Array, k_BKSH: jax.Array, mask_BTS: jax.Array, options: ScoreOptions) -> jax.Array:
     """Returns the attention probabilities before dropout, probs_BKGTS, float32; head n = k G + g.
 
@@ -119,7 +133,7 @@ def probabilities(q_BNTH: jax.Array, k_BKSH: jax.Array, mask_BTS: jax.Array, opt
     """
     K = k_BKSH.shape[1]
     logits_BKGTS = masked_logits(grouped(q_BNTH * options.scale, K), k_BKSH, mask_BTS, options.grouped(K))
-    probs_BKGTS = jax.nn.softmax(logits_BKGTS, axis=-1)
+    probs_BKGTS = softmax(logits_BKGTS)
     if options.sink_N is not None:  # e^x / (Z + e^sink) = (e^x / Z) sigmoid(log Z - sink)
         total_BKGT1 = jax.nn.logsumexp(logits_BKGTS, axis=-1, keepdims=True)
         probs_BKGTS *= jax.nn.sigmoid(total_BKGT1 - options.sink_N.reshape(1, K, -1, 1, 1))

@@ -24,11 +24,19 @@ class Ahead:
         helps = jax.process_count() == 1 and _cores() > 1
         self._pool = concurrent.futures.ThreadPoolExecutor(1, 'compiling') if helps else None
         self._coming: dict[Key, concurrent.futures.Future[Any]] = {}
+        self._done = self._added = 0
+        self.tell: Callable[[int, int], object] = lambda done, of: None  # of how many programs the thread has compiled
 
     def add(self, key: Key, compiled: Callable[[], Any]) -> None:
         """Has the thread call `compiled`, which compiles the program of a key."""
         if self._pool is not None and key not in self._coming:
-            self._coming[key] = self._pool.submit(compiled)
+            self._added += 1
+            self._coming[key] = self._pool.submit(self._compile, compiled)
+
+    def _compile(self, compiled: Callable[[], Any]) -> None:
+        compiled()
+        self._done += 1
+        self.tell(self._done, self._added)
 
     def wait(self, key: Key) -> None:
         """Waits for the program of a key if the thread compiles it now; if it has not begun, the caller is to do it.

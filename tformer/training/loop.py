@@ -96,6 +96,7 @@ def train(
         if trace is not None:
             trace.check(last or 0, data.config.train.num_steps or 0)
             contexts.callback(trace.close)
+        group.ahead.tell = progress.compiled
         if programs := group.compile_ahead(scores):
             progress.message(f'compiling the initial state and {programs} programs of steps and evaluations')
         ended = train_group(group, stop, progress, trace, until)

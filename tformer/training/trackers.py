@@ -174,8 +174,10 @@ class _Sender:
     def close(self) -> None:
         """Waits for what is on its way, but not for ever."""
         if not self._off:
-            self._rows.put(None)
-            self._thread.join(CLOSING_SECONDS)
+            ends = time.monotonic() + CLOSING_SECONDS
+            with contextlib.suppress(queue.Full):
+                self._rows.put(None, timeout=CLOSING_SECONDS)
+            self._thread.join(max(0.0, ends - time.monotonic()))
             if self._thread.is_alive():
                 self._off = True
                 raise TimeoutError(f'it has not taken all rows within {CLOSING_SECONDS:g} seconds of the end')

@@ -143,12 +143,16 @@ def rounded(value: float) -> float | None:
     return float(np.format_float_positional(value, precision=8, fractional=False)) if math.isfinite(value) else None
 
 
+LINES_APART = 10.0  # seconds between lines about programs that are compiled
+
+
 class Progress:
     """Shows steps, loss, tokens per second and time left: a live bar in a terminal, one line per report elsewhere."""
 
     def __init__(self, num_steps: int, start_step: int):
         self._num_steps, self._start = num_steps, start_step
         self._since: float | None = None  # None: before the first step
+        self._last_line = time.monotonic()
         self._bar: Any = None
         if sys.stdout.isatty():
             from rich import progress
@@ -185,8 +189,16 @@ class Progress:
         if self._bar is not None:
             self._bar.update(self._task, description='training')
 
+    def compiled(self, done: int, of: int) -> None:
+        """Says how many programs are compiled: in the bar, or in a line if the last one is some time ago."""
+        if self._bar is not None:
+            self._bar.update(self._task, description='training' if done == of else f'compiling {done}/{of}')
+        elif time.monotonic() > self._last_line + LINES_APART:
+            self.message(f'compiled {done} of {of} programs')
+
     def message(self, text: str) -> None:
         """Prints a line above the bar."""
+        self._last_line = time.monotonic()
         (self._bar.console.print if self._bar is not None else print)(text)
         sys.stdout.flush()
 

@@ -1,8 +1,12 @@
 """The rows of a split and their order: parts of a mixture laid out as rows, and the sampler of each batch's rows."""
 
+import bisect
 import collections
 import dataclasses
+import functools
+import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -11,9 +15,13 @@ from tformer.config.run import Config
 from tformer.data import cache, order, ragged
 from tformer.data.batches import packing
 from tformer.data.examples.example_arrays import Examples
-from tformer.data.ragged import Ragged
+from tformer.data.ragged import Computed, Ragged
 
 LAYOUT, SHUFFLE, CORRUPT, SAMPLE = range(4)  # the use of a random stream
+_AT_ONCE = 1 << 20  # rows, or examples, that are read together
+
+
+Stage = tuple[int, list[float]]  # its first step, and the passes over each part in an epoch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,8 +30,8 @@ class Part:
 
     examples: Examples
     rows: Ragged  # the examples of each row
-    by_bucket: tuple[np.ndarray, ...]  # the rows of each shape
-    epochs: float  # passes over this part in one epoch of the mixture
+    by_bucket: tuple[Any, ...]  # the rows of each shape: arrays of int64, or `Computed`
+    epochs: float  # passes over this part in one epoch of the mixture, at the first step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,36 +50,42 @@ def lay_out(
 
     A packed layout takes time: if it may be `cached`, it is taken from the cache or put there.
     """
-    limits = np.max(shapes, axis=0)
-
-    def rows() -> Ragged:
-        rng = np.random.default_rng((config.train.seed, LAYOUT, part))
-        return packing.BATCHING[batching].rows(examples.lengths, limits, rng)
+    how, limits = packing.BATCHING[batching], np.max(shapes, axis=0)
+    lengths: Any = Computed(len(examples), examples.spans.lengths_of)
+    kind = 'i' if len(examples) < 1 << 31 else 'q'
+    rows = functools.partial(how.rows, lengths, limits, np.random.default_rng((config.train.seed, LAYOUT, part)))
 
     def write(writer: cache.Writer) -> None:
-        made = rows()
-        writer.append('examples', made.flat)
-        writer.append('offsets', made.offsets)
+        made, stop = iter(rows()), 0
+        writer.append('offsets', np.zeros(1, np.int64))
+        while len(some := Ragged.of(itertools.islice(made, _AT_ONCE), kind)):
+            writer.append('examples', some.flat)
+            writer.append('offsets', some.offsets[1:] + stop)
+            stop += len(some.flat)
 
-    if cached and batching == 'pack':
+    def check(arrays: cache.Arrays, facts: cache.Facts) -> None:
+        ragged.check(arrays['examples'], arrays['offsets'], np.dtype(kind))
+        every: Any = Computed(len(examples))
+        if len(arrays['examples']) != len(every) or order.summed(arrays['examples']) != order.summed(every):
+            raise ValueError(f'its rows do not hold each of {len(examples)} examples once')
+
+    if cached and how.packs:
+        some = (np.ascontiguousarray(lengths[start : start + _AT_ONCE]) for start in range(0, len(lengths), _AT_ONCE))
         depends_on = {
-            'layout': packing.WINDOW,
-            'lengths': hashing.digest_bytes(np.ascontiguousarray(examples.lengths), size=64),
+            'layout': how.plan,
+            'lengths': hashing.digest_bytes(*some, size=64),
             'limits': limits.tolist(),
             'stream': [config.train.seed, part],
         }
-
-        def check(arrays: cache.Arrays, facts: cache.Facts) -> None:
-            ragged.check(arrays['examples'], arrays['offsets'], np.int32)
-            if not np.array_equal(np.sort(arrays['examples']), np.arange(len(examples))):
-                raise ValueError(f'its rows do not hold each of {len(examples)} examples once')
-
         arrays, _ = cache.arrays(cache.directory(config.data), depends_on, write, check)
         laid = Ragged(arrays['examples'], arrays['offsets'])
     else:
-        laid = rows()
-    bucket = packing.bucket_of(examples.lengths, shapes) if len(shapes) > 1 else np.zeros(len(laid), np.int64)
-    return Part(examples, laid, tuple(np.flatnonzero(bucket == index) for index in range(len(shapes))), epochs)
+        made = rows()
+        laid = made if isinstance(made, Ragged) else Ragged.of(made, kind)
+    by_bucket: tuple[Any, ...] = (Computed(len(laid)),)
+    if len(shapes) > 1:
+        by_bucket = examples.spans.by_shape(functools.partial(packing.bucket_of, shapes=shapes), len(shapes))
+    return Part(examples, laid, by_bucket, epochs)
 
 
 class TrainSampler:
@@ -79,32 +93,52 @@ class TrainSampler:
 
     Batches of the different shapes alternate in proportion to their rows; within a batch, so do rows of the parts. Each
     pass over a part takes each of its rows once, in its own random order. The rows left over at the end of a pass come
-    before the first rows of the next.
+    before the first rows of the next. A new stage of the mixture goes on with the rows of each part where the one
+    before it ends.
     """
 
-    def __init__(self, parts: Sequence[Part], widths: Sequence[int], seed: int) -> None:
-        """Takes the parts, the number of rows in a batch of each shape, and the seed of the orders."""
+    def __init__(self, parts: Sequence[Part], widths: Sequence[int], seed: int, stages: Sequence[Stage] = ()) -> None:
+        """Takes the parts, the number of rows in a batch of each shape, the seed of the orders, and the later stages:
+        the first step of each, and the passes over each part from then on."""
         self._parts, self._widths, self._seed = parts, np.array(widths), seed
-        self._rates = np.array([[len(rows) * part.epochs for rows in part.by_bucket] for part in parts]).T
-        self.batch_rates = self._rates.sum(axis=1) / self._widths  # batches of each shape in an epoch
-        self.steps_per_epoch = float(self.batch_rates.sum())
+        sizes = np.array([[len(rows) for rows in part.by_bucket] for part in parts]).T
+        self._starts = [0, *(start for start, _ in stages)]
+        passes = [[part.epochs for part in parts], *(passes for _, passes in stages)]
+        self._rates = [sizes * np.array(own) for own in passes]  # of each stage [shapes, parts]
+        self.batch_rates = [rates.sum(axis=1) / self._widths for rates in self._rates]  # batches of each shape an epoch
+        self.steps_per_epoch = float(self.batch_rates[0].sum())
+        self._before = [np.zeros_like(sizes)]  # rows of each shape and part that come before each stage
+        for stage, stop in enumerate(self._starts[1:]):
+            self._before.append(self._before[-1] + self._taken(stage, stop - self._starts[stage]))
+
+    def _taken(self, stage: int, steps: int) -> np.ndarray:
+        """Returns how many rows of each shape and part are in the first `steps` of a stage: int64 [shapes, parts]."""
+        found = np.zeros_like(self._before[0])
+        used, rates = np.flatnonzero(self.batch_rates[stage]), self._rates[stage]
+        for bucket, batches in zip(used, order.taken(self.batch_rates[stage][used], steps), strict=True):
+            seen = np.flatnonzero(rates[bucket])
+            found[bucket, seen] = order.taken(rates[bucket][seen], int(batches * self._widths[bucket]))
+        return found
 
     def find(self, step: int) -> tuple[int, Rows]:
         """Returns the index of the shape of a step, and its rows."""
-        (bucket,), (batch,) = order.interleave(self.batch_rates, step, 1)
-        width = int(self._widths[bucket])
-        nonempty = np.flatnonzero(self._rates[bucket])  # parts with rows of this shape
-        stream, items = order.interleave(self._rates[bucket][nonempty], int(batch) * width, width)
+        stage = bisect.bisect_right(self._starts, step) - 1
+        used = np.flatnonzero(self.batch_rates[stage])
+        (shape,), (batch,) = order.interleave(self.batch_rates[stage][used], step - self._starts[stage], 1)
+        bucket = int(used[shape])
+        width, rates = int(self._widths[bucket]), self._rates[stage][bucket]
+        nonempty = np.flatnonzero(rates)  # parts with rows of this shape
+        stream, items = order.interleave(rates[nonempty], int(batch) * width, width)
         part, epoch, row = nonempty[stream], np.zeros(width, np.int64), np.zeros(width, np.int64)
         for index in nonempty.tolist():
             rows = self._parts[index].by_bucket[bucket]
             mine = np.flatnonzero(part == index)
-            epoch[mine], item = np.divmod(items[mine], len(rows))
+            epoch[mine], item = np.divmod(items[mine] + self._before[stage][bucket, index], len(rows))
             for now in np.unique(epoch[mine]):
-                key = (self._seed, SHUFFLE, index, int(bucket), int(now))
+                key = (self._seed, SHUFFLE, index, bucket, int(now))
                 in_epoch = epoch[mine] == now
                 row[mine[in_epoch]] = rows[order.permuted(item[in_epoch], len(rows), key)]
-        return int(bucket), Rows(part, epoch, row)
+        return bucket, Rows(part, epoch, row)
 
 
 RARE = 4  # a shape of fewer evaluation batches is not worth a program of its own

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from tformer.config import convert
 from tformer.config.convert import parts
-from tformer.config.run import Config
+from tformer.config.run import Config, Data
 from tformer.data.batches import layout
 from tformer.data.sources import sources
 from tformer.data.sources.records import Record, Split, View
@@ -82,3 +83,19 @@ def epochs_of_parts(weights: Sequence[float | None], counts: Sequence[int], temp
     for part in np.flatnonzero(epochs < 1e-12):
         raise UserError(f'data.mixture[{part}] is never seen: its share of the examples is {shares[part]:.3g}')
     return epochs.tolist()
+
+
+def stages(data: Data, counts: Sequence[int]) -> list[layout.Stage]:
+    """Returns the stages of data.mixture_stages, for parts of so many examples: in an epoch of each there are as many
+    examples as in all parts. A part of weight 0 is not seen."""
+    found = []
+    for step, weights in convert.stages(data):
+        seen = [part for part, weight in enumerate(weights) if weight]
+        own = epochs_of_parts(
+            [weights[part] for part in seen], [counts[part] for part in seen], data.mixture_temperature
+        )
+        scale, passes = sum(counts) / sum(counts[part] for part in seen), [0.0] * len(weights)
+        for part, epochs in zip(seen, own, strict=True):
+            passes[part] = epochs * scale
+        found.append((step, passes))
+    return found

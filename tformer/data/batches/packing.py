@@ -5,13 +5,17 @@ is known, and any row is found without laying out the rows before it. Samplers d
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import numpy as np
 
-from tformer.data.ragged import Ragged
+from tformer.data.order import permuted
+from tformer.data.ragged import Computed, Ragged
 
 WINDOW = 4096  # examples that are packed together: this bounds the time and memory of packing
+BEST_FIT_WINDOW, NEIGHBOURS = 1 << 16, 64  # the same of `best_fit`, which reads so many neighbours together
+OPEN_ROWS = 1024  # of `best_fit`: rows with room that wait for the examples of later windows
 
 Shapes = tuple[tuple[int, ...], ...]  # padded row lengths in each stack, (T,) or (T, S), one for each bucket
 
@@ -19,20 +23,24 @@ Shapes = tuple[tuple[int, ...], ...]  # padded row lengths in each stack, (T,) o
 # ------------------------------------------------------------------------------------------------------------ shapes
 
 
-def one_shape(lengths: np.ndarray, limits: np.ndarray, num_buckets: int) -> Shapes:
+def one_shape(lengths: np.ndarray, limits: np.ndarray, num_buckets: int, counts: np.ndarray | None = None) -> Shapes:
     """Returns a single shape: the limits."""
     return (tuple(map(int, limits)),)
 
 
-def bucket_shapes(lengths: np.ndarray, limits: np.ndarray, num_buckets: int) -> Shapes:
+def bucket_shapes(
+    lengths: np.ndarray, limits: np.ndarray, num_buckets: int, counts: np.ndarray | None = None
+) -> Shapes:
     """Returns at most `num_buckets` shapes that waste few positions, by a greedy tree of the cuts that save most.
 
-    `lengths`, int [N, stacks], are the tokens of each example in each stack; no shape exceeds `limits`, int [stacks].
+    `lengths`, int [N, stacks], are the tokens of an example in each stack, and `counts`, int [N], how many examples
+    have them (None: one each); no shape exceeds `limits`, int [stacks].
     """
     # Long lengths become multiples of 8, which suit accelerators and make fewer shapes.
     rounded = np.minimum(np.where(lengths < 64, lengths, -(-lengths // 8) * 8), limits)
     codes = np.ravel_multi_index(tuple(rounded.T), tuple(limits + 1))  # one number per example sorts faster
-    found, counts = np.unique(codes, return_counts=True)
+    found, kind = np.unique(codes, return_inverse=True)
+    counts = np.bincount(kind, counts).astype(np.int64)
     distinct = np.stack(np.unravel_index(found, tuple(limits + 1)), axis=1)
     buckets = [(distinct, counts)]
     cuts = [_best_cut(distinct, counts)]
@@ -75,7 +83,9 @@ def bucket_of(lengths: np.ndarray, shapes: Shapes) -> np.ndarray:
 
 def alone(lengths: np.ndarray, limits: np.ndarray, rng: np.random.Generator) -> Ragged:
     """One example a row."""
-    return Ragged(np.arange(len(lengths), dtype=np.int32), np.arange(len(lengths) + 1, dtype=np.int64))
+    examples: Any = Computed(len(lengths))
+    offsets: Any = Computed(len(lengths) + 1)
+    return Ragged(examples, offsets)
 
 
 def pack(lengths: np.ndarray, limits: np.ndarray, rng: np.random.Generator, window: int = WINDOW) -> Ragged:
@@ -85,9 +95,61 @@ def pack(lengths: np.ndarray, limits: np.ndarray, rng: np.random.Generator, wind
     the bin-centric dot product of Panigrahy et al. 2011 (section 3). With one stack, it is the longest that fits.
     `lengths`, int [N, stacks], are from 1 to `limits`, int [stacks].
     """
+    lengths = np.asarray(lengths)
     order = rng.permutation(len(lengths))
     windows = (order[start : start + window] for start in range(0, len(order), window))
     return Ragged.of(row for members in windows for row in _fill_rows(members, lengths[members], limits))
+
+
+def best_fit(
+    lengths: np.ndarray, limits: np.ndarray, rng: np.random.Generator, window: int = BEST_FIT_WINDOW
+) -> Iterator[list[int]]:
+    """Yields the rows of best-fit decreasing (Johnson 1974; Ding et al. 2024, section 3.2), within windows of examples.
+
+    A window has about `window` examples, in runs of neighbours from random places. Of these, the longest comes first,
+    into the row with the least room that holds it; the room of several stacks is summed, as a share of `limits`. The
+    rows with the most room, OPEN_ROWS of them, also wait for the next window. So memory does not grow with the number
+    of examples. `lengths`, int [N, stacks], are from 1 to `limits`, int [stacks].
+    """
+    runs, key = -(-len(lengths) // NEIGHBOURS), (int(rng.integers(1 << 62)),)
+    free = np.zeros((0, len(limits)), np.int64)
+    rows: list[list[int]] = []
+    for start in range(0, runs, step := max(window // NEIGHBOURS, 1)):
+        firsts = NEIGHBOURS * permuted(np.arange(start, min(start + step, runs)), runs, key)
+        members = np.concatenate([np.arange(first, min(first + NEIGHBOURS, len(lengths))) for first in firsts])
+        own = np.concatenate([lengths[first : first + NEIGHBOURS] for first in firsts.tolist()])
+        kinds, kind = np.unique(own, axis=0, return_inverse=True)
+        waiting = np.split(members[np.argsort(kind, kind='stable')], np.cumsum(np.bincount(kind))[:-1])
+        for one in np.argsort(-(kinds / limits).sum(axis=1), kind='stable').tolist():
+            if (kinds[one] == limits).all():
+                yield from ([member] for member in waiting[one].tolist())
+            else:
+                free = _place(waiting[one].tolist(), kinds[one], limits, free, rows)
+        room = (free / limits).sum(axis=1)
+        emptiest = np.argsort(-room, kind='stable')[:OPEN_ROWS]
+        wait = np.isin(np.arange(len(rows)), emptiest) & (free > 0).all(axis=1)
+        yield from (row for row, waits in zip(rows, wait.tolist(), strict=True) if not waits)
+        rows, free = [row for row, waits in zip(rows, wait.tolist(), strict=True) if waits], free[wait]
+    yield from rows
+
+
+def _place(
+    members: list[int], size: np.ndarray, limits: np.ndarray, free: np.ndarray, rows: list[list[int]]
+) -> np.ndarray:
+    """Adds examples of one `size`, int [stacks], to `rows`, with `free`, int [rows, stacks], positions left, or to new
+    ones, which is what best fit does with one after the other; returns what is left then."""
+    fits = (free // size).min(axis=1)
+    best = np.flatnonzero(fits)
+    best = best[np.argsort((free[best] / limits).sum(axis=1), kind='stable')]
+    ends = np.minimum(np.cumsum(fits[best]), len(members))
+    taken = np.diff(ends, prepend=0)
+    for row, start, stop in zip(best.tolist(), (ends - taken).tolist(), ends.tolist(), strict=True):
+        rows[row] += members[start:stop]
+    free[best] -= taken[:, None] * size
+    left, most = members[ends[-1] if len(ends) else 0 :], int((limits // size).min())
+    new = [left[start : start + most] for start in range(0, len(left), most)]
+    rows += new
+    return np.concatenate([free, limits - np.array([len(row) for row in new], np.int64).reshape(-1, 1) * size])
 
 
 def _fill_rows(members: np.ndarray, lengths: np.ndarray, limits: np.ndarray) -> Iterator[list[int]]:
@@ -112,13 +174,20 @@ def _fill_rows(members: np.ndarray, lengths: np.ndarray, limits: np.ndarray) -> 
 class Batching:
     """How examples are put in rows, and the shapes of the rows."""
 
-    shapes: Callable[[np.ndarray, np.ndarray, int], Shapes]  # lengths, limits, num_buckets
-    rows: Callable[[np.ndarray, np.ndarray, np.random.Generator], Ragged]  # lengths, limits, rng
+    shapes: Callable[..., Shapes]  # lengths, limits, num_buckets, counts
+    rows: Callable[[np.ndarray, np.ndarray, np.random.Generator], Iterable[Iterable[int]]]  # lengths, limits, rng
     fields: tuple[str, ...] = ()  # the fields of config.data that it reads
+    plan: object = None  # where rows have several examples: what decides them, besides the arguments of `rows`
+
+    @property
+    def packs(self) -> bool:
+        """Whether rows have several examples; in evaluation each has its own, padded to buckets."""
+        return self.plan is not None
 
 
 BATCHING: dict[str, Batching] = {
     'pad': Batching(one_shape, alone),
     'bucket': Batching(bucket_shapes, alone, ('num_buckets',)),
-    'pack': Batching(one_shape, pack, ('num_buckets',)),  # evaluation pads to buckets
+    'pack': Batching(one_shape, pack, ('num_buckets',), plan=WINDOW),
+    'best_fit': Batching(one_shape, best_fit, ('num_buckets',), ['best_fit', BEST_FIT_WINDOW, NEIGHBOURS, OPEN_ROWS]),
 }

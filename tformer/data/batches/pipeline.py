@@ -1,12 +1,14 @@
 """The batches of a split: random access by step, and an iterator that prefetches."""
 
+import collections
+import concurrent.futures
 import contextlib
 import functools
 import os
 import signal
 import threading
 import time
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -69,21 +71,28 @@ class Batches:
         data = config.data
         self.config, self.training, self._tokenizer = config, training, tokenizers.target
         self._format = example_formats.format_of(config)
-        if self._format.labelled and data.batching == 'pack':
+        how = choose(packing.BATCHING, data.batching, 'data.batching')
+        if self._format.labelled and how.packs:
             objective = config.train.objective
-            raise UserError(f"data.batching='pack' is not for {objective}: a row has one label; use 'bucket'")
-        self._packed = training and data.batching == 'pack'
+            raise UserError(
+                f"data.batching={data.batching!r} is not for {objective}: a row has one label; use 'bucket'"
+            )
+        self._packed = training and how.packs
         self.records = mixture.load(config, split) if records is None else records
         splits = self.records.splits if isinstance(self.records, mixture.Concatenation) else [self.records]
         mixed = training and len(splits) > 1
         examples = _examples(config, tokenizers, splits, split, training)
         weights = [part.weight for part in parts(data)] if mixed else [None] * len(splits)
-        epochs = mixture.epochs_of_parts(weights, list(map(len, examples)), data.mixture_temperature)
+        sizes = list(map(len, examples))
+        epochs = mixture.epochs_of_parts(weights, sizes, data.mixture_temperature)
+        self._stages = mixture.stages(data, sizes) if mixed else []
+        if self._stages and self._stages[0][0] == 0:
+            epochs = self._stages.pop(0)[1]
 
-        batching = 'bucket' if data.batching == 'pack' and not training else data.batching
-        lengths = np.concatenate([part.lengths for part in examples])
+        batching = 'bucket' if how.packs and not training else data.batching
+        lengths, counts = map(np.concatenate, zip(*(part.spans.counted() for part in examples), strict=True))
         limits = np.array([data.length, data.encoder_length or data.length][: lengths.shape[1]])
-        self.shapes = choose(packing.BATCHING, batching, 'data.batching').shapes(lengths, limits, data.num_buckets)
+        self.shapes = packing.BATCHING[batching].shapes(lengths, limits, data.num_buckets, counts)
         tokens, multiple = data.batch_tokens, row_multiple or data.row_multiple or 1
         rows = [config.train.batch_size if tokens is None else tokens // max(shape) for shape in self.shapes]
         self.widths = tuple(max(count // multiple, 1) * multiple for count in rows)
@@ -95,14 +104,14 @@ class Batches:
             for index, (part, records_) in enumerate(zip(examples, splits, strict=True))
         )
         self._sampler: layout.TrainSampler | layout.EvalSampler = (
-            layout.TrainSampler(self.parts, self.widths, config.train.seed)
+            layout.TrainSampler(self.parts, self.widths, config.train.seed, self._stages)
             if training
             else layout.EvalSampler(self.parts, self.widths, self.shapes)
         )
         self.steps_per_epoch = self._sampler.steps_per_epoch
 
-        fullest = max(range(len(examples)), key=lambda part: examples[part].num_texts.max())
-        fields = self._fields(fullest, int(examples[fullest].num_texts.argmax()), epoch=0)
+        fullest = max(range(len(examples)), key=lambda part: examples[part].fullest()[0])
+        fields = self._fields(fullest, examples[fullest].fullest()[1], epoch=0)
         example = {name: np.asarray(value) for name, value in fields.items()}
         self._per_row = {name: example.pop(name) for name in example_arrays.OF_ROWS if name in example}
         self._dtypes: dict[str, dict[str, np.dtype]] = {side: {} for side in ('', 'encoder_')[: lengths.shape[1]]}
@@ -141,13 +150,15 @@ class Batches:
     def shape_order(self) -> tuple[Any, ...]:
         """What decides the shape of each training batch: where it is equal, so are the shapes of each step."""
         rates = self._sampler.batch_rates if isinstance(self._sampler, layout.TrainSampler) else ()
-        return self.shapes, self.widths, tuple(rates) if len(self.shapes) > 1 else ()
+        rates = [tuple(own) for own in rates] if len(self.shapes) > 1 else []
+        return self.shapes, self.widths, *rates, *([start for start, _ in self._stages] if rates else [])
 
     @functools.cached_property
     def fingerprint(self) -> str:
         """A hash of the tokenised records and their positions in the batches."""
         parts = (f'{part.examples.fingerprint} {part.epochs}'.encode() for part in self.parts)
-        return hashing.digest_bytes(repr((self.shapes, self.widths)).encode(), *parts, size=8)
+        stages = [repr(self._stages).encode()] if self._stages else []
+        return hashing.digest_bytes(repr((self.shapes, self.widths)).encode(), *parts, *stages, size=8)
 
     def batch(self, step: int, share: tuple[int, int] = (0, 1)) -> Batch:
         """Returns the batch of `step`: `inputs` and `positions` int32 [B, T], and the other arrays of the objective.
@@ -202,7 +213,7 @@ class Batches:
         for index, row in zip(rows.part.tolist(), rows.row.tolist(), strict=True):
             part = self.parts[index]
             members = part.rows[row].tolist() if index >= 0 else []
-            segments.append([(index, int(part.examples.record[example]), example) for example in members])
+            segments.append([(index, part.examples.spans[example][0], example) for example in members])
         return segments
 
     def _find(self, step: int) -> tuple[int, layout.Rows]:
@@ -255,26 +266,45 @@ def iterate(
     data.num_workers processes (0 or None: this one) with data.num_threads threads prefetch data.prefetch batches. The
     batches and their order do not depend on these numbers.
     """
-    import grain  # and so Orbax: slow to import, and evaluations go without
-
     data = config.data
     stop = _ENDLESS if batches.training else int(batches.steps_per_epoch)
+    if not data.num_workers:
+        yield from _by_threads(batches, range(start_step, stop), share, data.num_threads, data.prefetch)
+        return
+    import grain  # and so Orbax: slow to import
+
     ahead = grain.ReadOptions(num_threads=data.num_threads, prefetch_buffer_size=data.prefetch)
     steps = grain.MapDataset.range(start_step, stop).map(functools.partial(batches.batch, share=share))
     dataset = steps.to_iter_dataset(ahead)
-    if data.num_workers:
-        most = max(8, 4 * (os.cpu_count() or 1))
-        if batches.training and data.num_workers > most:
-            raise UserError(f'data.num_workers={data.num_workers} must be at most {most}: 4 for each core')
-        if not flags.FLAGS.is_parsed():
-            flags.FLAGS.mark_as_parsed()  # grain passes absl's flags on to its processes, and fails if none were parsed
-        per_worker = -(-data.prefetch // data.num_workers)
-        workers = grain.MultiprocessingOptions(data.num_workers, per_worker_buffer_size=per_worker)
-        # Pipes and not shared memory, which killed runs leave behind and of which containers have little.
-        pipes = grain.experimental.DatasetOptions(min_shm_size=1 << 62)
-        dataset = grain.experimental.WithOptionsIterDataset(dataset.mp_prefetch(workers, follow), pipes)
+    most = max(8, 4 * (os.cpu_count() or 1))
+    if batches.training and data.num_workers > most:
+        raise UserError(f'data.num_workers={data.num_workers} must be at most {most}: 4 for each core')
+    if not flags.FLAGS.is_parsed():
+        flags.FLAGS.mark_as_parsed()  # grain passes absl's flags on to its processes, and fails if none were parsed
+    per_worker = -(-data.prefetch // data.num_workers)
+    workers = grain.MultiprocessingOptions(data.num_workers, per_worker_buffer_size=per_worker)
+    # Pipes and not shared memory, which killed runs leave behind and of which containers have little.
+    pipes = grain.experimental.DatasetOptions(min_shm_size=1 << 62)
+    dataset = grain.experimental.WithOptionsIterDataset(dataset.mp_prefetch(workers, follow), pipes)
     with contextlib.closing(iter(dataset)) as prefetched:
         yield from prefetched
+
+
+def _by_threads(
+    batches: Batches, steps: Iterable[int], share: tuple[int, int], threads: int, prefetch: int
+) -> Iterator[Batch]:
+    """Yields the batches of steps, of which threads of this process make some ahead."""
+    coming: collections.deque[concurrent.futures.Future[Batch]] = collections.deque()
+    with concurrent.futures.ThreadPoolExecutor(threads, 'batches') as pool:
+        try:
+            for step in steps:
+                coming.append(pool.submit(batches.batch, step, share))
+                if len(coming) > prefetch:
+                    yield coming.popleft().result()
+            while coming:
+                yield coming.popleft().result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def follow(index: int = 0, count: int = 1) -> None:

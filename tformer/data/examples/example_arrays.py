@@ -1,13 +1,15 @@
 """The examples of a split, and the arrays of one example under each format: model inputs, targets and weights."""
 
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from tformer.data.examples import corrupt, denoisers, sentences
+from tformer.data.examples import corrupt, denoisers, infilling, sentences
 from tformer.data.examples.corrupt import Noise
+from tformer.data.examples.pieces import Pieces, Spans
 from tformer.data.examples.special_tokens import Fields, SpecialTokenTemplate
 from tformer.data.ragged import Ragged
 
@@ -16,39 +18,48 @@ OF_ROWS = ('labels', 'label_weights', 'segment_weights', 'segment_keys')  # arra
 
 @dataclasses.dataclass(frozen=True)
 class Examples:
-    """The N examples of a split: example i is tokens `start[i]:stop[i]` of record `record[i]`.
+    """The N examples of a split: `record, start, stop = spans[i]`, and example i is tokens `start:stop` of that record.
 
     Where the end is predicted, these are positions in the predicted tokens t1..tn EOS.
     """
 
     columns: Mapping[str, Ragged]  # the columns of the format's encoding, with a row for each record
     template: SpecialTokenTemplate
-    record: np.ndarray  # int [N]
-    start: np.ndarray  # int [N]
-    stop: np.ndarray  # int [N]
-    lengths: np.ndarray  # int [N, stacks], the most positions that an example takes in a row of each stack
+    spans: Spans | Pieces
     num_dropped: int  # records left out because they are too long
     num_truncated: int  # records that were cut
     num_skipped: int  # bad records left out
     fingerprint: str  # of the tokenised records
 
     def __len__(self) -> int:
-        return len(self.record)
+        return len(self.spans)
 
-    @property
-    def num_texts(self) -> np.ndarray:
-        """The texts that each example keeps apart in its row, int64 [N]."""
-        several = 'ends' in self.columns
-        return self.columns['ends'].lengths[self.record] if several else np.ones(len(self), np.int64)
+    @functools.cached_property
+    def lengths(self) -> np.ndarray:
+        """The most positions that each example takes in a row of each stack, int64 [N, stacks], all in memory."""
+        return self.spans.lengths_of(np.arange(len(self)))
+
+    def fullest(self) -> tuple[int, int]:
+        """Returns the most texts that an example keeps apart in its row, and the first example of so many."""
+        if 'ends' not in self.columns:
+            return 1, 0
+        assert isinstance(self.spans, Spans)
+        texts = self.columns['ends'].lengths[self.spans.record]
+        return int(texts.max()), int(texts.argmax())
 
     def texts(self, index: int) -> list[np.ndarray]:
-        """Returns the tokens of each of an example's texts, cut to its `stop`."""
+        """Returns the tokens of each of an example's texts, cut to its end."""
         texts = np.split(self.of('tokens', index), self.of('ends', index)[:-1])
-        return [text[: self.stop[index]] for text in texts]
+        return [text[: self.spans[index][2]] for text in texts]
 
     def of(self, column: str, index: int) -> np.ndarray:
         """Returns the row of a column that belongs to the record of an example."""
-        return self.columns[column][self.record[index]]
+        return self.columns[column][self.spans[index][0]]
+
+    def cut(self, index: int) -> tuple[np.ndarray, int, int]:
+        """Returns the tokens of the record of an example, and its first one and the one after its last."""
+        record, start, stop = self.spans[index]
+        return self.columns['tokens'][record], start, stop
 
 
 def next_token(examples: Examples, index: int, noise: Noise) -> Fields:
@@ -56,7 +67,7 @@ def next_token(examples: Examples, index: int, noise: Noise) -> Fields:
 
     With data.start=() it is t1..tn -> t2..tn EOS: no token stands before the first one, which is not predicted.
     """
-    tokens, start, stop = examples.of('tokens', index), examples.start[index], examples.stop[index]
+    tokens, start, stop = examples.cut(index)
     piece = tokens[max(start - 1, 0) : stop]
     whole = np.empty(stop - start + 1, np.int32)
     whole[int(start == 0) :][: len(piece)] = piece
@@ -69,14 +80,14 @@ def next_token(examples: Examples, index: int, noise: Noise) -> Fields:
 
 def converse(examples: Examples, index: int, noise: Noise) -> Fields:
     """A chat, whose template has written all special tokens: t1..tn-1 -> t2..tn, scored at those of the assistant."""
-    tokens, scored = (examples.of(name, index)[: examples.stop[index]] for name in ('tokens', 'scored'))
-    whole = tokens.astype(np.int32)
+    tokens, _, stop = examples.cut(index)
+    whole, scored = tokens[:stop].astype(np.int32), examples.of('scored', index)[:stop]
     return {'inputs': whole[:-1], 'targets': whole[1:], 'weights': scored[1:].astype(np.float32)}
 
 
 def translate(examples: Examples, index: int, noise: Noise) -> Fields:
     """The target, given the source. A truncated target has no EOS, so that the model does not learn to stop there."""
-    tokens, stop = examples.of('tokens', index), int(examples.stop[index])
+    tokens, _, stop = examples.cut(index)
     wanted, lengths = tokens[:stop], examples.lengths[index]
     beside = examples.template.beside()
     given = lengths[0] - beside[0] - stop if len(lengths) == 1 else lengths[1] - beside[1]
@@ -92,8 +103,8 @@ def unmask_next(examples: Examples, index: int, noise: Noise) -> Fields:
     """Two corrupted sentences -> the originals, and whether the second follows the first in a text."""
 
     def other() -> np.ndarray:
-        own = np.searchsorted(examples.record, examples.record[index] + np.arange(2))  # pieces of a text are adjacent
-        return _piece(examples, sentences.another(range(*own), len(examples), noise.rng))
+        own = examples.spans.of_record(examples.spans[index][0])
+        return _piece(examples, sentences.another(own, len(examples), noise.rng))
 
     pair = sentences.next_sentence(_piece(examples, index), noise.tokenizer.sentence_ends, noise.rng, other)
     return _masked_pair(examples, *pair, noise)
@@ -108,8 +119,8 @@ def unmask_order(examples: Examples, index: int, noise: Noise) -> Fields:
 def classify(examples: Examples, index: int, noise: Noise) -> Fields:
     """One or two texts, and their class or number."""
     (label,) = examples.of('label', index)
-    texts = examples.of('tokens', index), examples.of('second_text', index)
-    first, second = _shortened(*texts, int(examples.stop[index]))
+    tokens, _, stop = examples.cut(index)
+    first, second = _shortened(tokens, examples.of('second_text', index), stop)
     return {**examples.template.read(first, second), 'labels': label, 'label_weights': np.float32(1)}
 
 
@@ -145,7 +156,7 @@ def compare_scored(examples: Examples, index: int, noise: Noise) -> Fields:
 
 def choose(examples: Examples, index: int, noise: Noise) -> Fields:
     """A context with each of its choices, and the number of the right one (Devlin et al. 2019, section 4.4)."""
-    (label,), context, stop = examples.of('label', index), examples.of('second_text', index), int(examples.stop[index])
+    (label,), context, stop = examples.of('label', index), examples.of('second_text', index), examples.spans[index][2]
     pairs = [_shortened(context, choice, stop) for choice in examples.texts(index)]
     return {
         **side_by_side(examples.template.read(*pair) for pair in pairs),
@@ -157,8 +168,8 @@ def choose(examples: Examples, index: int, noise: Noise) -> Fields:
 def prefer(examples: Examples, index: int, noise: Noise) -> Fields:
     """A prompt with the chosen answer, and with the rejected one; the answers are scored. Of a long prompt the end is
     kept. A truncated answer has no EOS."""
-    stop = examples.stop[index]
-    prompt, chosen, _, rejected = np.split(examples.of('tokens', index), examples.of('ends', index)[:-1])
+    tokens, _, stop = examples.cut(index)
+    prompt, chosen, _, rejected = np.split(tokens, examples.of('ends', index)[:-1])
     answers = [
         examples.template.proceed(prompt[max(len(prompt) - stop, 0) :], answer[:stop], ended=len(answer) <= stop)
         for answer in (chosen, rejected)
@@ -181,8 +192,8 @@ def side_by_side(texts: Iterable[Fields]) -> Fields:
 
 def tag(examples: Examples, index: int, noise: Noise) -> Fields:
     """Words and their tags; each tag is at the first token of its word."""
-    stop = examples.stop[index]
-    fields = examples.template.read(examples.of('tokens', index)[:stop])
+    tokens, _, stop = examples.cut(index)
+    fields = examples.template.read(tokens[:stop])
     words, tags = examples.of('words', index)[:stop], examples.of('tags', index)
     targets, weights = np.zeros(len(fields['inputs']), np.int32), np.zeros(len(fields['inputs']), np.float32)
     places = np.flatnonzero(words >= 0)
@@ -197,9 +208,9 @@ def find_answer(examples: Examples, index: int, noise: Noise) -> Fields:
     `labels` are the first and the last token of the answer, both 0 if it is not in the window. `weights` mark the
     positions that a label may have: the context, and position 0.
     """
-    start, stop = examples.start[index], examples.stop[index]
+    tokens, start, stop = examples.cut(index)
     question = examples.of('second_text', index)[: noise.data.question_length]
-    fields = examples.template.read(question, examples.of('tokens', index)[start:stop])
+    fields = examples.template.read(question, tokens[start:stop])
     first = len(examples.template.front) + len(question) + 1
     place = np.arange(len(fields['inputs']))
     answer = examples.of('answer', index)
@@ -250,8 +261,22 @@ def denoise_as_ul2(examples: Examples, index: int, noise: Noise) -> Fields:
     return examples.template.write(*denoisers.denoise_ul2(_piece(examples, index), noise))
 
 
+def fill_middle(examples: Examples, index: int, noise: Noise) -> Fields:
+    """A text in the order prefix, suffix, middle, EOS, or left as it is: all of it is scored.
+
+    A text that stays has EOS where its record ends, or if it is one token.
+    """
+    tokens, start, stop = examples.cut(index)
+    piece = tokens[start:stop].astype(np.int32)
+    arranged = infilling.rearranged(piece, noise)
+    if arranged is not None:
+        return examples.template.proceed(piece[:0], arranged)
+    return examples.template.proceed(piece[:0], piece, ended=stop == len(tokens) or len(piece) == 1)
+
+
 def _piece(examples: Examples, index: int) -> np.ndarray:
-    return examples.of('tokens', index)[examples.start[index] : examples.stop[index]].astype(np.int32)
+    tokens, start, stop = examples.cut(index)
+    return tokens[start:stop].astype(np.int32)
 
 
 def _masked(fields: Fields, noise: Noise) -> Fields:

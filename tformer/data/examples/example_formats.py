@@ -7,9 +7,10 @@ import numpy as np
 
 from tformer.config.run import Config, Data
 from tformer.config.tasks import TASKS
-from tformer.data.examples import corrupt, denoisers, example_arrays, spans, special_tokens, tokenized
+from tformer.data.examples import corrupt, denoisers, example_arrays, infilling, spans, special_tokens, tokenized
 from tformer.data.examples.corrupt import Noise
 from tformer.data.examples.example_arrays import Examples
+from tformer.data.examples.pieces import Pieces, Spans
 from tformer.data.examples.special_tokens import Fields, SpecialTokenTemplate
 from tformer.data.sources.records import Record
 from tformer.data.tokenizers.tokenizers import Tokenizers
@@ -30,24 +31,25 @@ def make(config: Config, tokenizers: Tokenizers, records: Sequence[Record], spli
     template = special_tokens.template_of(config, tokenizers)
     cut = example_format.cut(columns.by_name, example_format.lengths, template, data)
     if example_format.num_sentinels is not None:
-        needed = example_format.num_sentinels((cut.stop - cut.start).max(initial=0, keepdims=True), data)
+        needed = example_format.num_sentinels(np.array([cut.longest]), data)
         corrupt.check_sentinels(int(needed.max()), tokenizers.target.sentinels)
     drop = training and choose(OVERLONG, data.overlong, 'data.overlong')
-    left_out = cut.overlong & drop
-    dropped = int(left_out.sum())
-    left_out[columns.bad] = True
-    keep = ~left_out[cut.record]
-    if not keep.any():
+    overlong = int(cut.overlong.sum())
+    if (drop and overlong) or len(columns.bad):
+        left_out = cut.overlong & drop
+        left_out[columns.bad] = True
+        cut = cut.kept(~left_out)
+    if not len(cut):
         raise UserError(f'the {split} split has no example within data.length={data.length} tokens')
     return Examples(
         columns.by_name,
         template,
-        cut.record[keep], cut.start[keep], cut.stop[keep], np.stack(cut.lengths, axis=1)[keep],
-        num_dropped=dropped,
-        num_truncated=0 if drop else int(cut.overlong.sum()),
+        cut,
+        num_dropped=overlong if drop else 0,
+        num_truncated=0 if drop else overlong,
         num_skipped=columns.skipped + len(columns.bad),
         fingerprint=columns.fingerprint,
-    )  # fmt: skip
+    )
 
 
 def format_of(config: Config) -> 'ExampleFormat':
@@ -104,6 +106,10 @@ def _lengths_of_ul2(sizes: np.ndarray, template: SpecialTokenTemplate, data: Dat
     return lengths
 
 
+def _with_marks(sizes: np.ndarray, template: SpecialTokenTemplate, data: Data) -> list[np.ndarray]:
+    return [sizes + len(template.front) + len(infilling.Marks._fields)]
+
+
 def _sentinels_of_spans(sizes: np.ndarray, data: Data) -> np.ndarray:
     return corrupt.span_counts(sizes, data.mask_rate, data.mean_span_length)[1]
 
@@ -120,7 +126,7 @@ class ExampleFormat:
     # and all others have the example's length
     fields: Callable[[Examples, int, Noise], Fields]
     encoding: tokenized.Encoding = tokenized.TEXT
-    cut: Callable[[spans.Columns, spans.Lengths, SpecialTokenTemplate, Data], spans.Spans] = spans.in_pieces
+    cut: Callable[[spans.Columns, spans.Lengths, SpecialTokenTemplate, Data], Spans | Pieces] = spans.in_pieces
     lengths: spans.Lengths = _to_read
     num_specials: int | None = 1  # around a whole text, of which data.start is one; None: they are part of it
     num_sentinels: Callable[[np.ndarray, Data], np.ndarray] | None = None  # needed by examples of so many tokens
@@ -190,6 +196,9 @@ FORMATS = {
     'ul2': ExampleFormat(
         example_arrays.denoise_as_ul2, lengths=_lengths_of_ul2, num_sentinels=_sentinels_of_ul2,
         reads=('denoisers', 'mask_copies'),
+    ),
+    'fill_in_middle': ExampleFormat(
+        example_arrays.fill_middle, lengths=_with_marks, reads=('fim_rate', 'spm_rate', 'mask_copies')
     ),
     'continue_text': ExampleFormat(example_arrays.continue_text, lengths=_to_continue, reads=('mask_copies',)),
 }  # fmt: skip

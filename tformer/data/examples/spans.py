@@ -1,12 +1,12 @@
 """The tokens of a record that make an example: pieces of a text, its beginning, both sides of a pair, or windows."""
 
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from tformer.config.run import Data
+from tformer.data.examples.pieces import Pieces, Spans
 from tformer.data.examples.special_tokens import SpecialTokenTemplate
 from tformer.data.ragged import Ragged
 from tformer.errors import UserError
@@ -17,26 +17,6 @@ Columns = Mapping[str, Ragged]
 Lengths = Callable[[np.ndarray, SpecialTokenTemplate, Data], list[np.ndarray]]
 
 
-@dataclasses.dataclass(frozen=True)
-class Spans:
-    """The tokens of examples, as in `Examples`; `overlong`, bool [records], marks records that are not shown whole."""
-
-    record: np.ndarray
-    start: np.ndarray
-    stop: np.ndarray
-    lengths: list[np.ndarray]
-    overlong: np.ndarray
-
-
-def chunk(sizes: np.ndarray, room: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Cuts documents of `sizes` tokens into pieces of at most `room`; an empty document has no piece.
-
-    Piece i is tokens start[i]:stop[i] of document record[i]; record, start and stop are int64 [pieces].
-    """
-    record, ordinal = _pieces(-(-sizes // room))
-    return record, ordinal * room, np.minimum((ordinal + 1) * room, sizes[record])
-
-
 def _pieces(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the record and the ordinal of each piece, int [pieces], from the number of pieces of each record."""
     record = np.repeat(np.arange(len(counts)), counts)
@@ -45,13 +25,12 @@ def _pieces(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def in_pieces(
     columns: Columns, lengths: Lengths, template: SpecialTokenTemplate, data: Data, ends: bool = False
-) -> Spans:
+) -> Pieces:
     """The whole text, in pieces; with `ends`, its end is one more token, and its first one needs one before it."""
     unseen = int(ends and not template.front)
-    sizes = columns['tokens'].lengths + ends - unseen
-    record, start, stop = chunk(sizes, _room(lengths, template, data))
-    positions = lengths(stop - start, template, data)
-    return Spans(record, start + unseen, stop + unseen, positions, np.zeros(len(sizes), bool))
+    room = _room(lengths, template, data)
+    positions = np.stack(lengths(np.arange(room + 1), template, data), axis=1)
+    return Pieces(columns['tokens'], room, ends - unseen, unseen, positions)
 
 
 def beginning(columns: Columns, lengths: Lengths, template: SpecialTokenTemplate, data: Data) -> Spans:

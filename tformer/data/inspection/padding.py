@@ -57,7 +57,7 @@ def laid(
     """
     how, cut = packing.BATCHING[batching], [np.minimum(own, limits) for own in lengths]
     shapes = how.shapes(np.concatenate(cut), limits, num_buckets)
-    rows = [how.rows(own, limits, np.random.default_rng(0)) for own in cut]
+    rows = [Ragged.of(how.rows(own, limits, np.random.default_rng(0))) for own in cut]
     return _counted(shapes, zip(rows, cut, epochs, strict=True))
 
 
@@ -89,7 +89,8 @@ def compared(config: Config, train: Batches) -> dict[str, Filled]:
     count = sum(map(len, sample))
     of = f' ({count:,} examples)' if count < train.num_examples else ''
     if not example_format.labelled:  # a packed row has several examples, and so no single label
-        paddings['pack' if own == 'pack' else f'pack{of}'] = laid(sample, often, limits, 'pack', 1)
+        for name in (name for name, how in packing.BATCHING.items() if how.packs):
+            paddings[name if own == name else f'{name}{of}'] = laid(sample, often, limits, name, 1)
     if len(limits) == 2:
         length = balanced(np.concatenate(sample), data.length)
         wide = np.array([data.length, length])

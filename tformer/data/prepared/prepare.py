@@ -91,7 +91,7 @@ def _publish(home: Path, own: Job, tokenizers: Tokenizers, planned: stages.Plan)
     for number, (split, shard, count) in enumerate(planned.outputs):
         arrays, facts = stages.made(str(home), 'write', number)
         name, dtype = f'{split}-{shard:05d}-of-{count:05d}.array_record', facts['dtype']
-        stored: Any = arrays['shard'].base
+        stored: Any = arrays['shard'].base  # numpy's view of the file
         _link(Path(stored.filename), home / name)
         files[name] = (home / name).stat().st_size, hashing.crc32_file(home / name)
         lengths[split].append(arrays['lengths'])

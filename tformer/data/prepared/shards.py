@@ -26,7 +26,7 @@ from tformer.errors import NoSplitError, UserError, nearest
 INDEX = 'prepared.json'
 LONGEST = 1 << 12  # tokens of a record; a longer document is several
 _OPEN = 512  # shards that a process has open at once
-_ARRAYS: dict[str, np.dtype] = {'lengths': np.dtype('<i4'), 'records': np.dtype('<i8')}
+_ARRAYS: dict[str, np.dtype[Any]] = {'lengths': np.dtype('<i4'), 'records': np.dtype('<i8')}
 _SUM = 4  # bytes of a checksum
 
 
@@ -186,10 +186,8 @@ class Sharded(Documents):
     def __reduce__(self) -> tuple[Any, ...]:
         return Sharded, (self.shards, self.rows)
 
-    @property
-    def lengths(self) -> np.ndarray:
-        found = self.shards.lengths if self.rows is None else self.shards.lengths[self.rows]
-        return found.astype(np.int64)
+    def sizes(self, rows: Any) -> np.ndarray:
+        return self.shards.lengths[rows if self.rows is None else self.rows[rows]].astype(np.int64)
 
     def taken(self, rows: np.ndarray) -> 'Sharded':
         return Sharded(self.shards, rows if self.rows is None else self.rows[rows])

@@ -146,10 +146,13 @@ def _of_dict(directory: Path, split: str) -> Path:
 def _saved(directory: Path) -> list[Path]:
     """Returns the Arrow files of a `Dataset` in their order."""
     try:
-        names = [file['filename'] for file in json.loads((directory / _SAVED).read_text())['_data_files']]
-        files = [directory / Path(name).name for name in names]
+        state = json.loads((directory / _SAVED).read_text())
+        files = [directory / Path(file['filename']).name for file in state['_data_files']]
+        selects = bool(state.get('_indices_data_files'))
     except (ValueError, LookupError, TypeError) as error:
         raise UserError(f'{directory / _SAVED} is not of a saved set: {type(error).__name__} {error}') from None
+    if selects:
+        raise UserError(f'{directory} is a selection of rows by an old version of datasets: save it by a newer one')
     for file in files:
         if not file.is_file():
             raise UserError(f'{file}, a part of {directory}, does not exist')

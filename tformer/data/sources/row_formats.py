@@ -51,8 +51,9 @@ def _one_line(path: Path) -> Iterator[None]:
         yield
     except UserError:
         raise
-    except (OSError, ValueError, LookupError, RuntimeError, MemoryError, tarfile.TarError) as error:
-        raise UserError(f'{path} cannot be read: {getattr(error, "strerror", None) or error}') from None
+    except Exception as error:  # pyarrow has some that are of no common kind
+        why = getattr(error, 'strerror', None) or ' '.join(str(error).split()) or type(error).__name__
+        raise UserError(f'{path} cannot be read: {why}') from None
 
 
 # ---------------------------------------------------------------------------------------------------------- tables
@@ -81,8 +82,8 @@ def _plain(value: Any, classes: list[str] | None) -> Any:
             raise BadRecord(f'not UTF-8: byte 0x{value[error.start]:02x}') from None
     if classes is None or value is None:
         return value
-    if not 0 <= value < len(classes):  # often -1
-        raise BadRecord(f'class {value} is not among the {len(classes)} of the file: is it a split without labels?')
+    if type(value) is not int or not 0 <= value < len(classes):  # often -1
+        raise BadRecord(f'class {value!r} is not among the {len(classes)} of the file: is it a split without labels?')
     return classes[value]
 
 
@@ -116,20 +117,34 @@ def _arrow(rows: Rows, names: Names) -> Iterator[tuple[int, Values]]:
         file.seek(0)
         table = open_it(file, options=arrow.ipc.IpcReadOptions(included_fields=wanted))
         batches = table if streamed else map(table.get_batch, range(table.num_record_batches))
-        yield from _of_batches(rows, batches, columns)
+        yield from _of_batches(rows, map(_checked, batches), columns)
+
+
+def _checked(batch: Any) -> Any:
+    """Returns a batch of Arrow; raises a `ValueError` where damage has it point outside of its own bytes."""
+    for column in batch.columns:
+        try:
+            column.validate(full=True)
+        except ValueError as error:
+            if 'UTF8' not in str(error):  # which is a row's fault
+                raise
+    return batch
 
 
 def _columns(path: Path, schema: Any, names: Names) -> dict[str, _Column]:
     """Returns the columns of the names that a file has; raises a `UserError` if it lacks one that rows need."""
     found = {}
+    is_struct = needed('pyarrow', 'Tables').types.is_struct
     for name, required in names.items():
         place = (name,) if name in schema.names else tuple(name.split('/'))
         options, fields = list(schema.names), schema
         for part in place:
             if part not in options:
                 break
-            kind = fields.field(part).type
-            options, fields = [kind.field(i).name for i in range(kind.num_fields)], kind
+            if options.count(part) > 1:
+                raise UserError(f'{path} has {options.count(part)} columns {part!r} (data.columns)')
+            fields = fields.field(part).type
+            options = [fields.field(i).name for i in range(fields.num_fields)] if is_struct(fields) else []
         else:
             found[name] = _Column(place, required, _classes(schema, place))
             continue
@@ -188,8 +203,8 @@ def _python(batch: Any) -> Iterator[Values | UnicodeDecodeError]:
 def _tar(rows: Rows, names: Names) -> Iterator[tuple[int, Values]]:
     """The samples of a shard: adjacent members whose names are the same up to the first dot of the last part.
 
-    The rest of a member's name is the name of its text; the keys of an object in a .json member are names, too.
-    Nothing is unpacked to the disk.
+    The rest of a member's name is the name of its text; the keys of an object in a .json member are names, too. Members
+    without such a rest, such as README and hidden files, are no part of a sample. Nothing is unpacked to the disk.
     """
     with opened(rows.file) as stored, _one_line(rows.path):
         blocks = _Blocks(stored)
@@ -239,7 +254,8 @@ def _members(path: Path, tar: tarfile.TarFile) -> Iterator[tuple[str, str, tarfi
         if not member.isreg():
             raise UserError(f'{path} cannot be read: its member {member.name!r} is not a file')
         key, _, name = place.name.partition('.')
-        yield f'{place.parent}/{key}', name.lower(), member
+        if key and name:
+            yield f'{place.parent}/{key}', name.lower(), member
 
 
 def _add(found: Values, name: str, member: tarfile.TarInfo, tar: tarfile.TarFile, names: Names) -> None:

@@ -42,7 +42,8 @@ def load(config: Data, objective: str, split: str) -> Split:
     def read_some() -> tuple[Sequence[Record], int]:
         records, skipped = read()
         if not len(records):
-            place = ','.join(config.path) if 'path' in source.fields else config.source
+            own = {'valid': config.valid_path, 'test': config.test_path}.get(split)
+            place = ','.join(own or config.path) if 'path' in source.fields else config.source
             raise NoSplitError(f'the {split} split of {place} is empty')
         return records, skipped
 

@@ -102,7 +102,7 @@ class Reader:
         maps, owners, starts, stops = [], [], [], []
         for number, (file, held_out) in enumerate(self.files):
             tokens, first, last = _documents(file) if file.idx else _stream(file)
-            if held_out:
+            if held_out and len(first):
                 first, last = _part(first, last, held_out, self.split, cut=file.idx is None)
             maps.append(tokens)
             owners.append(np.full(len(first), number))
@@ -142,9 +142,15 @@ def _stream(file: TokenFile) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         count = int(head[8:12].view('<u4')[0]) if len(head) == _HEADER else 0
         if last - first != count:
             raise UserError(f'{path} has {last - first:,} tokens, and its header says {count:,}: it is cut off')
-    elif len(head) > 16 and not head[: len(head) // 4 * 4].reshape(-1, 4)[:, 2:].any():
+    elif len(head) > 16 and _is_wide(head[: len(head) // 4 * 4].view('<u2')):
         raise UserError(f'{path} looks like numbers of 32 bits or more, and nanoGPT writes tokens in 16 bits')
     return mapped(str(path), dtype), np.array([first]), np.array([last])
+
+
+def _is_wide(halves: np.ndarray) -> bool:
+    """Returns whether numbers of 16 bits look like the halves of wider ones, below 2**20."""
+    low, high = halves[::2], halves[1::2]
+    return bool(not high.any() or high.max() < 16 <= low.max())
 
 
 def _documents(file: TokenFile) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -2,8 +2,10 @@
 
 import math
 import pathlib
+import re
 import secrets
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,8 +18,10 @@ from tformer.lab.live.watched import ArmLine, Watched, arm_lines, mean_curve
 from tformer.lab.report import prose
 
 HERE = pathlib.Path(__file__).parent
+SCRIPTS = {'/page.js': HERE.parent / 'report' / 'page.js', '/watch.js': HERE / 'watch.js'}
 POINTS = 80  # of a curve
 LOG_LINES = 40
+FRESH = 0.5  # seconds for which what was seen is told again
 LOOPBACK = ('127.0.0.1', 'localhost', '::1')
 POLICY = "default-src 'none'; script-src 'self'; connect-src 'self'; style-src 'unsafe-inline'; img-src data:"
 HEADERS = {
@@ -35,6 +39,7 @@ class State:
         self.watched = watched
         self.life = secrets.token_hex(4)  # so that a page that is still open sees that the server began anew
         self._lock = threading.Lock()
+        self._look_at = -math.inf
 
     def since(self, life: str, version: int, arm: str) -> dict[str, Any]:
         """Returns all that is new since a version of this life, and the trials of `arm`.
@@ -44,16 +49,21 @@ class State:
         """
         with self._lock:
             watched = self.watched
-            watched.refresh()
-            watched.verdicts()
+            if time.monotonic() >= self._look_at:  # many who ask share a look
+                watched.refresh()
+                watched.verdicts()
+                self._look_at = time.monotonic() + FRESH
             version = version if life == self.life else 0
             found: dict[str, Any] = {'life': self.life, 'version': watched.version}
             if arm in watched.arms:
                 found |= {'arm': arm, 'trials': [_trial(trial) for trial in watched.of_arm(arm)]}
             if version == watched.version:
                 return found
-            new = zip(watched.trials, watched.changed, strict=True)
-            grown = dict.fromkeys(trial.arm for trial, changed in new if changed > version)
+            own: dict[str, list[LiveTrial]] = {arm: [] for arm in watched.arms}
+            for trial in watched.trials:
+                own[trial.arm].append(trial)
+            old = zip(watched.trials, watched.changed, strict=True)
+            new = {trial.arm for trial, changed in old if changed > version}
             lines = arm_lines(watched)
             names = watched.trials[0].curves
             return {
@@ -63,7 +73,7 @@ class State:
                 'heads': [prose.named(watched.metric) or '-', 'verdict' if watched.is_ended else text.PEEKED],
                 'names': [*names],
                 'arms': [_line(line) for line in lines],
-                'curves': {each: {name: _curve(watched.of_arm(each), name) for name in names} for each in grown},
+                'curves': {each: {name: _curve(own[each], name) for name in names} for each in own if each in new},
                 'broken': text.broken(watched.trials)[:100],
             }
 
@@ -113,7 +123,10 @@ def html(watched: Watched) -> str:
     """Returns the page, without anything of the runs but the directory's name."""
     loader = jinja2.FileSystemLoader([HERE, HERE.parent / 'report'])
     made = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined)
-    return made.get_template('watch.html.jinja').render(title=prose.plain(watched.home.resolve().name))
+    names = watched.trials[0].curves
+    return made.get_template('watch.html.jinja').render(
+        title=prose.plain(watched.home.resolve().name), names=names, drawn=prose.DRAWN
+    )
 
 
 def make_app(watched: Watched, host: str) -> Any:
@@ -129,19 +142,20 @@ def make_app(watched: Watched, host: str) -> Any:
     from starlette.responses import JSONResponse, Response
     from starlette.routing import Route
 
-    state, shown, script = State(watched), html(watched), (HERE / 'watch.js').read_text()
+    state, shown = State(watched), html(watched)
 
     def page(asked: Request) -> Response:
         return Response(shown, media_type='text/html', headers=HEADERS)
 
     def code(asked: Request) -> Response:
-        return Response(script, media_type='text/javascript', headers=HEADERS)
+        return Response(SCRIPTS[asked.url.path].read_text(), media_type='text/javascript', headers=HEADERS)
 
     def news(asked: Request) -> Response:
         given = asked.query_params
-        version = given.get('version', '0')
+        asked_for = given.get('version', '')
+        version = int(asked_for) if re.fullmatch(r'[0-9]{1,15}', asked_for) else 0
         try:
-            found = state.since(given.get('life', ''), int(version) if version.isdigit() else 0, given.get('arm', ''))
+            found = state.since(given.get('life', ''), version, given.get('arm', ''))
         except UserError as error:
             return JSONResponse({'error': str(error)}, 503, HEADERS)
         return JSONResponse(found, headers=HEADERS)
@@ -150,7 +164,7 @@ def make_app(watched: Watched, host: str) -> Any:
         return JSONResponse(state.log(asked.query_params.get('trial', '')), headers=HEADERS)
 
     hosts = [*LOOPBACK] if host in LOOPBACK else ['*']
-    routes = {'/': page, '/watch.js': code, '/state': news, '/log': log}
+    routes = {'/': page, **dict.fromkeys(SCRIPTS, code), '/state': news, '/log': log}
     return Starlette(
         routes=[Route(path, answer, methods=['GET']) for path, answer in routes.items()],
         middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=hosts)],

@@ -25,7 +25,7 @@ EVERY = 1.0  # seconds between looks at the directory
 LOG_LINES = 8
 HELP = 'up/down: arm   left/right: trial   p: prune arm   s: stop trial   r: resume trial   q: quit'
 KEYS = {b'\x1b[A': 'up', b'\x1b[B': 'down', b'\x1b[C': 'right', b'\x1b[D': 'left', b'k': 'up', b'j': 'down',
-        b'\x03': 'q', b'\x04': 'q'}  # fmt: skip
+        b'\x03': 'q', b'\x04': 'q', b'': 'q'}  # fmt: skip
 COLOURS = {RUNNING: 'cyan', DONE: 'green', FAILED: 'red', UNREADABLE: 'red', PAUSED: 'yellow', STOPPED: 'yellow'}
 
 
@@ -160,12 +160,16 @@ def keyboard() -> Iterator[Callable[[float], str | None]]:
     number = sys.stdin.fileno()
     before = termios.tcgetattr(number)
 
+    def waits(seconds: float) -> bool:
+        return bool(select.select([number], [], [], seconds)[0])
+
     def read(seconds: float) -> str | None:
-        ready, _, _ = select.select([number], [], [], seconds)
-        if not ready:
+        if not waits(seconds):
             return None
-        pressed = os.read(number, 8)
-        return KEYS.get(pressed, pressed[:1].decode(errors='replace'))
+        pressed = os.read(number, 1)  # of several the others are read at the next call
+        if pressed == b'\x1b' and waits(0):
+            pressed += os.read(number, 2)
+        return KEYS.get(pressed, pressed.decode(errors='replace'))
 
     try:
         tty.setcbreak(number)

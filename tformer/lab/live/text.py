@@ -35,12 +35,13 @@ def about_verdicts(watched: Watched) -> str:
 
 def table(watched: Watched, bars: str = BARS) -> list[Cells]:
     """Returns the head of the table and a row for each arm."""
+    lines = arm_lines(watched)  # which finds the metric
     verdicts = 'verdict' if watched.is_ended else PEEKED
     head = ('arm', 'trials', 'step', 'train loss', 'valid loss', 'curve', prose.named(watched.metric) or '-', verdicts)
     curves: dict[str, list[LiveTrial]] = {}
     for trial in watched.trials:
         curves.setdefault(trial.arm, []).append(trial)
-    return [head, *(_row(line, curves[line.arm], bars) for line in arm_lines(watched))]
+    return [head, *(_row(line, curves[line.arm], bars) for line in lines)]
 
 
 def _row(line: ArmLine, trials: Sequence[LiveTrial], bars: str) -> Cells:

@@ -195,6 +195,8 @@ class Watched:
                 )
                 for entry in entries
             }
+            for place in found:
+                place.relative_to(self.home)  # a ValueError if it is elsewhere
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise UserError(f'{file} is not the list of a sweep: {error}') from error
         self._list = seen

@@ -25,8 +25,8 @@ class Costs:
 
     @property
     def scored_early(self) -> bool:
-        """Whether the scored checkpoint is not that of the last step."""
-        return self.scored not in (None, self.steps)
+        """Whether the scored checkpoint is of an earlier step than the last; a log that is cut tells of fewer."""
+        return self.scored is not None and self.steps is not None and self.scored < self.steps
 
     def per_step(self, quantity: str) -> float | None:
         """Returns the 'tokens', 'flops' or 'seconds' of one step; 1 for 'steps'."""

@@ -8,6 +8,7 @@ import importlib.util
 import io
 import math
 import re
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -70,7 +71,9 @@ def rendered(draw: Callable[[Any], None], salt: str, form: str = 'svg') -> bytes
         figure = Figure(figsize=(WIDTH, HEIGHT), layout='constrained')
         draw(figure)
         file = io.BytesIO()
-        figure.savefig(file, format=form, metadata=DATED[form])
+        with warnings.catch_warnings():  # an SVG file has letters as text, and readers have their own fonts
+            warnings.filterwarnings('ignore', 'Glyph .* missing from', UserWarning)
+            figure.savefig(file, format=form, metadata=DATED[form])
     return file.getvalue()
 
 

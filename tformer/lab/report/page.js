@@ -1,11 +1,11 @@
-// The page of a report: tables that sort and filter, and drawings that share one choice of arms.
+// The page of a report: tables that sort and filter, and drawings that share one choice of arms. The live page has the
+// drawings too: watch.js fills `data` there. Whatever arms are called is text, never markup.
 'use strict'
 
 const data = JSON.parse(document.getElementById('data').textContent)
 const COLOURS = ['#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00', '#56b4e9']
 const DASHES = ['', '7 3', '7 3 2 3', '2 3']
 const SHOWN = 20 // rows of a table that are not folded
-
 const SVG = new DOMParser().parseFromString('<svg></svg>', 'text/html').body.firstChild.namespaceURI
 
 /** Returns an element with attributes and children; children that are text are text. */
@@ -21,6 +21,17 @@ function make(tag, attributes = {}, ...children) {
   return made
 }
 
+/** Returns a field that tells `then` what readers look for. */
+function finder(what, then) {
+  const told = (event) => then(event.target.value)
+  return make('input', { type: 'search', placeholder: `filter ${what}`, 'aria-label': `Filter ${what}`, oninput: told })
+}
+
+/** Returns whether every word that is looked for is in a text. */
+function holds(text, wanted) {
+  return wanted.toLowerCase().split(/\s+/).every((word) => text.toLowerCase().includes(word))
+}
+
 // ------------------------------------------------------------------------------------------------------------ tables
 
 /** Returns the first number of a cell's text, with its sign and without separators; NaN if it begins with none. */
@@ -31,45 +42,40 @@ function leading(text) {
 
 /** Makes a table's columns sort it, and a long table's rows be found by what stands in them. */
 function enliven(held) {
-  const table = held.querySelector('table')
-  const bodies = [...table.tBodies], rows = [...table.querySelectorAll('tbody tr')]
+  const table = held.querySelector('table'), bodies = [...table.tBodies], heads = [...table.tHead.rows[0].cells]
+  const rows = [...table.querySelectorAll('tbody tr')]
   if (rows.length < 3) return
-  const heads = [...table.tHead.rows[0].cells]
   const texts = new Map(rows.map((row) => [row, [...row.cells].map((cell) => cell.textContent.trim())]))
   let wanted = '', order = rows
 
   function arrange() {
-    const words = wanted.toLowerCase().split(/\s+/).filter(Boolean)
-    const kept = order.filter((row) => words.every((word) => texts.get(row).join(' ').toLowerCase().includes(word)))
-    const left = new Set(kept)
-    order.forEach((row) => { row.hidden = !left.has(row) })
-    const least = bodies.length > 1 ? SHOWN : kept.length
+    order.forEach((row) => { row.hidden = !holds(texts.get(row).join(' '), wanted) })
+    const kept = order.filter((row) => !row.hidden), least = bodies.length > 1 ? SHOWN : kept.length
     bodies[0].append(...kept.slice(0, least), ...order.filter((row) => row.hidden))
     if (bodies.length > 1) bodies[1].append(...kept.slice(least))
   }
 
-  heads.forEach((head, column) => {
-    const button = make('button', { type: 'button', class: 'sort', title: 'Sort' }, ...head.childNodes)
-    button.addEventListener('click', () => {
-      const up = head.getAttribute('aria-sort') !== 'ascending'
-      heads.forEach((each) => each.removeAttribute('aria-sort'))
-      head.setAttribute('aria-sort', up ? 'ascending' : 'descending')
-      const known = rows.map((row) => [row, leading(texts.get(row)[column]), texts.get(row)[column]])
-      const numeric = known.some(([, number]) => !Number.isNaN(number))
-      known.sort(([, a, s], [, b, t]) => {
-        if (!numeric) return (up ? 1 : -1) * s.localeCompare(t)
-        if (Number.isNaN(a) || Number.isNaN(b)) return Number.isNaN(a) - Number.isNaN(b) // unknown ones last
-        return (up ? 1 : -1) * (a - b)
-      })
-      order = known.map(([row]) => row)
-      arrange()
+  function sort(head, column) {
+    const up = head.getAttribute('aria-sort') !== 'ascending'
+    heads.forEach((each) => each.removeAttribute('aria-sort'))
+    head.setAttribute('aria-sort', up ? 'ascending' : 'descending')
+    const known = rows.map((row) => [row, leading(texts.get(row)[column]), texts.get(row)[column]])
+    const numeric = known.some(([, number]) => !Number.isNaN(number))
+    known.sort(([, a, s], [, b, t]) => {
+      if (!numeric) return (up ? 1 : -1) * s.localeCompare(t)
+      if (Number.isNaN(a) || Number.isNaN(b)) return Number.isNaN(a) - Number.isNaN(b) // unknown ones last
+      return (up ? 1 : -1) * (a - b)
     })
-    head.append(button)
+    order = known.map(([row]) => row)
+    arrange()
+  }
+
+  heads.forEach((head, column) => {
+    const onclick = () => sort(head, column)
+    head.append(make('button', { type: 'button', class: 'sort', title: 'Sort', onclick }, ...head.childNodes))
   })
   if (bodies.length > 1) {
-    const find = make('input', { type: 'search', placeholder: 'filter rows', 'aria-label': 'Filter rows' })
-    find.addEventListener('input', () => { wanted = find.value; arrange() })
-    held.querySelector('.options').prepend(find)
+    held.querySelector('.options').prepend(finder('rows', (given) => { wanted = given; arrange() }))
   }
 }
 
@@ -82,7 +88,8 @@ const charts = []
 function colour(arm) { return arm === 0 ? 'var(--ink)' : COLOURS[(arm - 1) % COLOURS.length] }
 function dash(arm) { return arm === 0 ? '' : DASHES[Math.floor((arm - 1) / COLOURS.length) % DASHES.length] }
 function short(text, most = 44) {
-  return text.length <= most ? text : `${text.slice(0, most / 2)}…${text.slice(1 - most / 2)}`
+  const letters = [...text] // an emoji is one
+  return letters.length <= most ? text : [...letters.slice(0, most / 2), '…', ...letters.slice(1 - most / 2)].join('')
 }
 function key(arm) {
   const line = make('line', { x1: 1, x2: 23, y1: 6, y2: 6, stroke: colour(arm), 'stroke-width': 3, 'stroke-dasharray': dash(arm) })
@@ -92,27 +99,24 @@ function key(arm) {
 /** Returns the list of all arms, by which readers choose what every drawing shows. */
 function chooser() {
   const boxes = arms.map((name, arm) => {
-    const box = make('input', { type: 'checkbox', checked: chosen.has(arm) })
-    box.addEventListener('change', () => { box.checked ? chosen.add(arm) : chosen.delete(arm); redraw() })
+    const onchange = () => { box.checked ? chosen.add(arm) : chosen.delete(arm); redraw() }
+    const box = make('input', { type: 'checkbox', checked: chosen.has(arm), onchange })
     return { name, box, line: make('label', {}, box, key(arm), make('code', {}, name)) }
   })
-  const choose = (number) => {
+  const choose = (wanted) => {
     chosen.clear()
     boxes.forEach(({ box, line }, arm) => {
-      box.checked = arm < number || (number < 0 && !line.hidden)
+      box.checked = wanted(arm, line)
       if (box.checked) chosen.add(arm)
     })
     redraw()
   }
-  const find = make('input', { type: 'search', placeholder: 'filter arms', 'aria-label': 'Filter arms' })
-  find.addEventListener('input', () => {
-    const words = find.value.toLowerCase().split(/\s+/).filter(Boolean)
-    boxes.forEach(({ name, line }) => { line.hidden = !words.every((word) => name.toLowerCase().includes(word)) })
-  })
-  const button = (text, number) => make('button', { type: 'button', onclick: () => choose(number) }, text)
+  const find = finder('arms', (wanted) => boxes.forEach(({ name, line }) => { line.hidden = !holds(name, wanted) }))
+  const button = (text, wanted) => make('button', { type: 'button', onclick: () => choose(wanted) }, text)
   return make('details', { class: 'chooser' }, make('summary', {}, 'Arms in the drawings'),
-    make('div', { class: 'options' }, find, button(`the best ${Math.min(data.drawn, arms.length)}`, data.drawn),
-      button('those listed', -1), button('the baseline alone', 1)),
+    make('div', { class: 'options' }, find,
+      button(`the best ${Math.min(data.drawn, arms.length)}`, (arm) => arm < data.drawn),
+      button('those listed', (arm, line) => !line.hidden), button('the baseline alone', (arm) => arm === 0)),
     make('div', { class: 'choices' }, ...boxes.map(({ line }) => line)))
 }
 
@@ -130,15 +134,12 @@ function written(value) {
 /** Returns at most `most` round numbers from `low` to `high`; on a logarithmic axis times 1, 2 and 5 of powers. */
 function ticks(low, high, most, log) {
   if (log) {
-    const decades = []
-    for (let e = Math.floor(Math.log10(low)); e <= Math.ceil(Math.log10(high)); e++) decades.push(e)
-    for (const steps of [[1, 2, 5], [1, 3], [1]]) {
-      const all = decades.flatMap((e) => steps.map((step) => Number(`${step}e${e}`)))
-      const inside = all.filter((x) => x >= low * 0.999 && x <= high * 1.001)
-      if (inside.length <= most && inside.length > 1) return inside
-    }
-    const powers = decades.map((e) => 10 ** e).filter((x) => x >= low * 0.999 && x <= high * 1.001)
-    if (powers.length > 1) return powers.filter((_, i) => i % Math.ceil(powers.length / most) === 0)
+    const first = Math.floor(Math.log10(low)), decades = Array.from({ length: 2 + Math.log10(high) - first }, (_, i) => first + i)
+    const inside = (steps) => decades.flatMap((e) => steps.map((step) => Number(`${step}e${e}`)))
+      .filter((x) => x >= low * 0.999 && x <= high * 1.001)
+    const found = [[1, 2, 5], [1, 3], [1]].map(inside).find((all) => all.length <= most && all.length > 1)
+    if (found) return found
+    if (inside([1]).length > 1) return inside([1]).filter((_, i, all) => i % Math.ceil(all.length / most) === 0)
   }
   const rough = (high - low) / Math.max(most, 1), power = 10 ** Math.floor(Math.log10(rough))
   const step = [1, 2, 5, 10].map((each) => each * power).find((each) => each >= rough) || power
@@ -218,22 +219,19 @@ function chart(figure) {
   if (!KINDS[kind] || of === undefined) return
   const place = make('div', { class: 'drawing' }), told = make('div', { class: 'told', hidden: true })
   const legend = make('div', { class: 'legend' })
-  const logs = { x: null, y: null } // null: as the values are
-  const toggles = Object.fromEntries(['x', 'y'].map((axis) => {
-    const box = make('input', { type: 'checkbox', onchange: () => { logs[axis] = box.checked; draw() } })
-    return [axis, box]
-  }))
+  const logs = { x: null, y: null }, toggles = {} // null: as the values are
+  for (const axis of ['x', 'y']) {
+    toggles[axis] = make('input', { type: 'checkbox', onchange: () => { logs[axis] = toggles[axis].checked; draw() } })
+  }
   const options = make('div', { class: 'options' })
   if (kind === 'fields') {
-    const select = make('select', { 'aria-label': 'Field' }, ...Object.keys(data.fields).map((each) => make('option', {}, each)))
-    select.addEventListener('change', () => { of = select.value; logs.x = null; draw() })
-    options.append(select)
+    const onchange = (event) => { of = event.target.value; logs.x = null; draw() }
+    options.append(make('select', { 'aria-label': 'Field', onchange }, ...Object.keys(data.fields).map((each) => make('option', {}, each))))
   }
   if (kind !== 'forest') for (const axis of ['x', 'y']) options.append(make('label', {}, toggles[axis], `log ${axis}`))
   if (kind === 'curves') {
-    const range = make('input', { type: 'range', min: 0, max: 0.98, step: 0.02, value: 0 })
-    range.addEventListener('input', () => { weight = Number(range.value); draw() })
-    options.append(make('label', {}, 'smooth', range))
+    const oninput = (event) => { weight = Number(event.target.value); draw() }
+    options.append(make('label', {}, 'smooth', make('input', { type: 'range', min: 0, max: 0.98, step: 0.02, value: 0, oninput })))
   }
   figure.querySelector('svg')?.remove()
   figure.prepend(options, place, legend)
@@ -344,12 +342,16 @@ function chart(figure) {
 
   charts.push(draw)
   draw()
-  new ResizeObserver(() => { if (Number(place.firstChild.getAttribute('width')) !== Math.max(place.clientWidth, 240)) draw() }).observe(place)
 }
 
-document.querySelectorAll('.held').forEach(enliven)
-const drawn = [...document.querySelectorAll('figure[data-kind]')].filter((figure) => KINDS[figure.dataset.kind])
-if (arms.length && drawn.length) {
+/** Makes the drawings of the page, and the choice of their arms. */
+function begin() {
+  const drawn = [...document.querySelectorAll('figure[data-kind]')].filter((figure) => KINDS[figure.dataset.kind])
+  if (!arms.length || !drawn.length) return
   drawn[0].closest('.figures').before(chooser())
   drawn.forEach(chart)
 }
+
+document.querySelectorAll('.held').forEach(enliven)
+begin()
+addEventListener('resize', redraw)

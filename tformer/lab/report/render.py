@@ -5,6 +5,7 @@ printed only by `code`, which leaves no backquote in them.
 """
 
 import base64
+import functools
 import hashlib
 import itertools
 import json
@@ -36,6 +37,7 @@ FOLDER = pathlib.Path(__file__).parent
 LOADER = jinja2.FileSystemLoader(FOLDER)
 
 
+@functools.cache
 def _environment(escape: bool) -> jinja2.Environment:
     made = jinja2.Environment(
         loader=LOADER, autoescape=escape, finalize=escaped if escape else None,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,10 @@ from tformer.lab.statistics import comparison
 from tformer.lab.statistics.comparison import Row
 
 METRICS = ('test/loss', 'valid/loss')  # the default metric is the first of these that the runs have
+TASK = (  # fields that say what is predicted from what
+    'train.objective data.source data.path data.test_path data.tfds_name data.split_by data.task data.modulus '
+    'data.tokenizer data.tokenizer_vocab_size data.tokenizer_model evaluate.max_examples'
+).split()
 TRAIN, VALID = 'train/loss', 'valid/loss'  # curves of metrics.jsonl that are always drawn
 
 
@@ -43,6 +48,7 @@ class Report:
     baseline: str  # the arm that the others are compared with
     rows: Sequence[Row]  # of `comparison.summary`, the baseline's first
     lacking: Sequence[str]  # workdirs of finished runs without the metric
+    tasks: Sequence[str]  # fields in which the tasks of the arms differ, so that a metric may not mean the same
     others: Mapping[str, Sequence[Row]]  # the rows of every other metric that all finished runs share
     costs: Mapping[str, Costs]  # by arm
     fronts: Mapping[str, set[str]]  # by cost, the arms on the Pareto front of the metric
@@ -119,6 +125,7 @@ def report(
         baseline=baseline,
         rows=rows,
         lacking=[run.directory for run in found.done if metric not in run.scores],
+        tasks=_tasks(found, metric),
         others=_others(found, metric, baseline, alpha),
         costs=costs,
         fronts={name: front(name) for name in costs_lib.AMOUNTS},
@@ -152,6 +159,14 @@ def _metric(found: Results, metric: str | None) -> str:
     if known and metric not in known:
         raise UserError(f'--metric={metric} is in no result{nearest(metric, known)}')
     return metric
+
+
+def _tasks(found: Results, metric: str) -> list[str]:
+    """Returns the fields of `TASK` in which the arms differ, in which a metric of all of them is not the same."""
+    by_text = metric.endswith(('bits_per_byte', 'bleu', 'chrf', 'error_rate', 'exact_match'))  # whatever the tokens
+    stated = [runs[0].stated for runs in found.arms.values() if not runs[0].imported]
+    names = [name for name in TASK if not (by_text and 'tokenizer' in name)]
+    return [name for name in names if len(set(map(operator.attrgetter(name), stated))) > 1]
 
 
 def _fields(found: Results, arms: Sequence[str], response: Response | None) -> dict[str, list[Any]]:

@@ -16,7 +16,7 @@ PAIRS = {' ± ': ('mean', 'sd'), ' to ': ('low', 'high')}
 NUMBER = re.compile(r'[+-]?\d[\d,]*(\.\d+)?(e[+-]?\d+)?')
 ESCAPES = {
     '\\': r'\textbackslash{}', '~': r'\textasciitilde{}', '^': r'\textasciicircum{}', '±': r'$\pm$',
-    '<': r'\textless{}', '>': r'\textgreater{}', '"': r'\textquotedbl{}', '…': r'\dots{}',
+    '<': r'\textless{}', '>': r'\textgreater{}', '"': r'\char34{}', '|': r'\textbar{}', '…': r'\dots{}',
     **{each: f'\\{each}' for each in '&%$#_{}'},
 }  # fmt: skip
 

@@ -1,6 +1,7 @@
 """Runs of other programs that left TensorBoard files, as a directory of workdirs that a report compares.
 
-Each directory of event files is a run. Where a part of its path ends in 'seed' and a number, that is its seed, and the
+Each directory of event files is a run; one called `validation`, or as another split, is a part of the run that it lies
+in, as Keras writes them. Where a part of its path ends in 'seed' and a number, that is its seed, and the
 rest is its arm. A run's workdir holds its scalars in metrics.jsonl and the last value of each in result.json.
 """
 
@@ -46,8 +47,7 @@ def write(logs: pathlib.Path, home: pathlib.Path) -> list[str]:
     """
     tensorboard.require()
     bad: list[str] = []
-    found = {place: _scalars(place, bad) for place in sorted({file.parent for file in logs.rglob(FILES)})}
-    found = {place: run for place, run in found.items() if run.rows}
+    found = _runs(logs, bad)
     if not found:
         raise UserError('; '.join([f'{logs}: no scalar is in its TensorBoard files', *bad]))
     names = named({tag for run in found.values() for row in run.rows.values() for tag in row})
@@ -115,6 +115,27 @@ def _safe(arm: str) -> str:
     return arm if name == arm else f'{name}~{hashing.digest_json(arm, size=4)}'
 
 
+def _runs(logs: pathlib.Path, bad: list[str]) -> dict[pathlib.Path, Found]:
+    """Returns the runs in `logs` that have scalars, by their directories."""
+    found: dict[pathlib.Path, Found] = {}
+    for place in sorted({file.parent for file in logs.rglob(FILES)}):
+        run, home = _scalars(place, bad), place.parent if place.name == 'tensorboard' and place != logs else place
+        if split := SPLIT_OF.get(home.name.lower()) if home != logs else None:
+            home = home.parent
+        rows, seconds = found.get(home, Found({}, 0.0))
+        for step, row in run.rows.items():
+            rows.setdefault(step, {}).update({_of_split(tag, split): value for tag, value in row.items()})
+        if rows:
+            found[home] = Found(dict(sorted(rows.items())), max(seconds, run.seconds))
+    return dict(sorted(found.items()))
+
+
+def _of_split(tag: str, split: str | None) -> str:
+    """Returns the tag of a scalar in the directory of a split: 'valid/loss' of 'epoch_loss' and 'loss'."""
+    own = any(word in SPLIT_OF for word in re.split('[/_]', tag.lower()))
+    return tag if split is None or own else f'{split}/{tag.removeprefix("epoch_")}'
+
+
 def _scalars(place: pathlib.Path, bad: list[str]) -> Found:
     """Returns the scalars of all event files of a directory, in the order in which they began.
 
@@ -132,7 +153,7 @@ def _scalars(place: pathlib.Path, bad: list[str]) -> Found:
                     rows.setdefault(event.step, {}).update(event.numbers)
         except (UserError, OSError) as error:
             bad.append(str(error))
-    return Found(dict(sorted(rows.items())), max(times) - min(times) if times else 0.0)
+    return Found(rows, max(times) - min(times) if times else 0.0)
 
 
 def _write_run(place: pathlib.Path, run: Found, names: Mapping[str, str]) -> None:

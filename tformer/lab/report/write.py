@@ -43,7 +43,9 @@ def write(report: Report, export: str | pathlib.Path | None = None) -> str:
             atomic.write(file, text)
     except OSError as error:
         raise UserError(f'{error.filename}: {error.strerror}') from error
-    lines = render.sentences(report, 'arms') + render.sentences(report, 'reached') + ([] if drawn else [render.MISSING])
+    lines = [line for part in ('arms', 'tasks', 'reached') for line in render.sentences(report, part)] + (
+        [] if drawn else [render.MISSING]
+    )
     return '\n'.join([*(line.replace('`', '') for line in lines), *said])
 
 

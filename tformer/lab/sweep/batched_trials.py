@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 from tformer import config
 from tformer.config import Config
 from tformer.config.tasks import TASKS
+from tformer.data.batches.packing import BATCHING
 from tformer.distributed import sharding
 from tformer.errors import choose
 from tformer.lab.sweep.trials import SEED, Trial
@@ -47,7 +48,7 @@ def common(stated: Config) -> Config | None:
         return None
     if any(getattr(stated.mesh, axis) != 1 for axis in ('pipeline', 'context', 'expert')):
         return None
-    lengths_differ = data.train_examples is not None or data.batching == 'pack'
+    lengths_differ = data.train_examples is not None or BATCHING[data.batching].packs
     seed = {SEED: train.seed} if lengths_differ and train.num_steps is None else {}
     return config.override(standard(stated), seed)
 

@@ -81,7 +81,7 @@ def share(slot: int, parallel: int, devices: Devices) -> Share:
         fraction = {'XLA_PYTHON_CLIENT_MEM_FRACTION': f'{MEMORY / sharing:.3g}'} if sharing > 1 else {}
         return Share(own, {'CUDA_VISIBLE_DEVICES': ','.join(names), **({} if _is_fixed() else fraction)})
     if parallel > number:
-        raise UserError(f'--parallel={parallel}: a TPU chip serves one process, and this host has {number}')
+        raise UserError(f'{parallel} processes at once: a TPU chip serves one process, and this host has {number}')
     bounds = {1: '1,1,1', 2: '1,2,1', 4: '2,2,1', 8: '2,4,1'}
     each = max(size for size in bounds if size <= each)
     chips = ','.join(devices.names[slot * each : (slot + 1) * each])
@@ -93,6 +93,24 @@ def share(slot: int, parallel: int, devices: Devices) -> Share:
             'TPU_PROCESS_BOUNDS': '1,1,1',
         },
     )
+
+
+def shares(slot: int, parallel: int, processes: int, devices: Devices) -> list[Share]:
+    """Returns the shares of the processes that train the trial of a slot as one: the cores of `share`, devices apart.
+
+    Raises:
+      UserError: as `share`, or each process cannot have GPUs of its own.
+    """
+    together = share(slot, parallel, devices)
+    if processes == 1 or devices.kind is None:
+        return processes * [together]
+    number, needed = len(devices.names), parallel * processes
+    if devices.kind == 'tpu':
+        raise UserError(f'--processes={processes}: the TPU chips of a host train a trial as one process')
+    if needed > number:
+        raise UserError(f'--processes={processes}: {needed} processes need a GPU each, and this host shows {number}')
+    each = (share(slot * processes + index, needed, devices) for index in range(processes))
+    return [together._replace(environment=one.environment) for one in each]
 
 
 def _is_fixed() -> bool:

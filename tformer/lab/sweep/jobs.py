@@ -5,6 +5,7 @@ A choice is a function of what is on the disk. Every host makes it for itself, a
 
 import json
 import pathlib
+import time
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
@@ -30,6 +31,7 @@ class Wait(NamedTuple):
     """Nothing can begin now; something may, once others are done or gone."""
 
     why: str
+    may_come: bool = False  # whether there may be more to train then than what they leave
 
 
 class State:
@@ -39,6 +41,7 @@ class State:
         self.home, self.leases = home, leases
         self.stopped: set[str] = set()  # directories of trials that stopped by themselves here
         self.failed: dict[str, int] = {}  # the exit codes of trials that failed here, by their directories
+        self.busy: dict[str, float] = {}  # when to try trials again whose workdirs other processes have
         self._done: set[str] = set()
         self._pruned: Collection[str] = ()
 
@@ -53,7 +56,7 @@ class State:
         if trial.directory in self._done or is_done(place):
             self._done.add(trial.directory)
             return DONE
-        if self.leases.is_held(trial.directory):
+        if self.leases.is_held(trial.directory) or time.monotonic() < self.busy.get(trial.directory, 0.0):
             return LEASED
         if trial.directory in self.failed or error_of(place) is not None:
             return FAILED
@@ -74,21 +77,43 @@ NextJob = Callable[[State], Job | Wait | None]  # None: nothing is left to do
 def first_free(state: State, trials: Sequence[Trial], together: int = 1) -> Job | Wait | None:
     """Returns the job of the first trial that is neither done, failed, pruned nor leased, with those that join it.
 
-    Up to `together` trials train in one program. Those that have begun together go on together, because with vmap the
-    slices of a program depend on their number by roundings. A trial that a process has died of trains alone.
+    Up to `together` trials train in one program (`programs`).
     """
     free = [trial for trial in trials if state.of(trial) == FREE] if together > 1 else _first(state, trials)
     if not free:
         leased = sum(state.of(trial) == LEASED for trial in trials)
         return Wait(f'{leased} trials are trained by others') if leased else None
-    first = free[0]
-    if together == 1 or state.has_killed(first):
-        return Job((first,))
-    begun = [_begun_with(state.home, trial, trials, together) for trial in free]
-    if begun[0]:
-        return Job(begun[0])
-    alone = [bool(others) or state.has_killed(trial) for trial, others in zip(free, begun, strict=True)]
-    return Job(tuple(groups([trial for trial, out in zip(free, alone, strict=True) if not out], together)[0]))
+    if together == 1:
+        return Job((free[0],))
+    return Job(programs(state.home, free, trials, together, state.has_killed)[0])
+
+
+def programs(
+    home: pathlib.Path | None,
+    left: Sequence[Trial],
+    trials: Sequence[Trial],
+    together: int,
+    has_killed: Callable[[Trial], bool] = lambda trial: False,
+) -> list[tuple[Trial, ...]]:
+    """Returns the trials that are left in groups of up to `together`, each of which one program trains.
+
+    Those of `trials` that have begun together go on together, because with vmap the slices of a program depend on their
+    number by roundings. A trial that a process has died of trains alone.
+    """
+    if together == 1:
+        return [(trial,) for trial in left]
+    found: list[tuple[Trial, ...]] = []
+    anew = []
+    for trial in left:
+        if has_killed(trial):
+            found.append((trial,))
+        elif begun := () if home is None else _begun_with(home, trial, trials, together):
+            found += [] if begun in found else [begun]
+        else:
+            anew.append(trial)
+    place = {trial.directory: number for number, trial in enumerate(left)}
+    made = [*found, *map(tuple, groups(anew, together))]
+    return sorted(made, key=lambda group: min(place[each.directory] for each in group if each.directory in place))
 
 
 def _first(state: State, trials: Sequence[Trial]) -> list[Trial]:

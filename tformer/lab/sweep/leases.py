@@ -9,6 +9,7 @@ goes by time alone.
 
 import contextlib
 import dataclasses
+import errno
 import fcntl
 import json
 import os
@@ -81,8 +82,11 @@ class Lease:
         self._beat += 1
         if not self._is_own():
             return False
-        with contextlib.suppress(OSError):
+        try:
             self._write({'beat': self._beat})
+        except OSError as error:
+            if error.errno == errno.ESTALE:  # of a network's file system: another host has deleted the file
+                return False
         return self._is_own()
 
     def release(self, *, done: bool = False, deaths: int | None = None) -> None:
@@ -91,8 +95,11 @@ class Lease:
             with contextlib.suppress(OSError):
                 self.file.unlink()
         self.deaths = self.deaths if deaths is None else deaths
-        with contextlib.suppress(OSError):  # of a file that another host has deleted
+        try:
             self._write({'free': True})
+        except OSError:  # the disk is full, or another host has deleted the file
+            with contextlib.suppress(OSError):
+                self.file.unlink()
         os.close(self._descriptor)
 
     def _is_own(self) -> bool:
@@ -105,6 +112,7 @@ class Lease:
     def _write(self, state: dict[str, Any]) -> None:
         fields = {**self.holder._asdict(), 'deaths': self.deaths, **state}
         os.pwrite(self._descriptor, json.dumps(fields).encode().ljust(LENGTH - 1) + b'\n', 0)
+        os.fsync(self._descriptor)  # a client of NFS may keep it to itself for half a minute
 
 
 class Leases:
@@ -214,13 +222,25 @@ def _name(file_name: str) -> str:
 
 
 @contextlib.contextmanager
-def deciding(directory: pathlib.Path) -> Iterator[None]:
-    """Lets one process at a time into its block, of all hosts that share the directory, where it has locks.
+def deciding(directory: pathlib.Path, patience: float = PATIENCE) -> Iterator[bool]:
+    """Lets one process at a time decide in its block, of all hosts that share the directory, where it has locks.
 
+    Gives whether this is the one; if not, others have been for `patience` seconds, as one that is halted in its block.
     Nothing is done twice without it: leases see to that. The system ends the lock with the process.
     """
     directory.mkdir(parents=True, exist_ok=True)
+    end = time.monotonic() + patience
     with (directory / 'lock').open('a') as file:
-        with contextlib.suppress(OSError):  # the file system has no locks
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() < end:
+                    time.sleep(0.01)
+                    continue
+                yield False
+                return
+            except OSError:  # the file system has no locks
+                pass
+            yield True
+            return

@@ -5,17 +5,22 @@ The list is written whole by whoever decides in the directory at the time, so th
 
 import json
 import pathlib
+import secrets
 import shlex
+import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tformer import atomic, checks, config
 from tformer.config import Config, json_files
-from tformer.errors import UserError
-from tformer.lab.sweep.trials import STATED, Trial
+from tformer.errors import Stopped, UserError
+from tformer.lab.sweep import leases
+from tformer.lab.sweep.leases import Lease, Leases
+from tformer.lab.sweep.trials import STATED, Trial, clear_error
 
 LIST = 'sweep.json'
 COMMAND = 'command.txt'  # the command line that began the sweep
+TELL_AFTER = 30  # seconds of waiting for others to decide
 
 
 def check(trials: Sequence[Trial], home: pathlib.Path) -> None:
@@ -25,6 +30,8 @@ def check(trials: Sequence[Trial], home: pathlib.Path) -> None:
     for trial in trials:
         place = home / trial.directory
         if (place / STATED).is_file():
+            if (place / STATED).read_text(errors='replace') == _stated(trial):  # quickly seen, of hundreds
+                continue
             before = checks.settled(config.from_json(place / STATED))
             if changed := config.difference(before, trial.config):
                 field, (old, new) = next(iter(changed.items()))
@@ -45,7 +52,11 @@ def claim(base: Config, trials: Sequence[Trial], home: pathlib.Path, arguments: 
       UserError: as `check`; nothing is written.
     """
     check(trials, home)
-    seconds = times(home)
+    try:
+        seconds = times(home)
+    except UserError as error:
+        print(f'{error}; it is written anew, without the seconds that its trials have run', flush=True)
+        seconds = {}
     gone = sorted(seconds.keys() - {trial.directory for trial in trials})
     if gone := [name for name in gone if (home / name).is_dir()]:
         print(f'no longer in the sweep, but still in {home}: {", ".join(gone)}', flush=True)
@@ -54,6 +65,46 @@ def claim(base: Config, trials: Sequence[Trial], home: pathlib.Path, arguments: 
     write(base, trials, home, seconds)
     if arguments is not None:
         atomic.write(home / COMMAND, shlex.join(['tformer', 'sweep', *arguments]) + '\n')
+
+
+def enter(
+    base: Config,
+    trials: Sequence[Trial],
+    held: Leases,
+    joins: bool = False,
+    arguments: Sequence[str] | None = None,
+    requests: Sequence[int] = (),
+) -> Lease | None:
+    """Claims the directory above `held`; returns the lease that says that a command runs its sweep.
+
+    If no other does, trials that failed are to run again, unless this one `joins`. While another process decides there
+    it waits, until there are `requests` to stop.
+
+    Raises:
+      UserError: as `check`.
+      Stopped: on request.
+    """
+    home, waited = held.directory.parent, 0
+    while not requests:
+        with leases.deciding(held.directory, patience=1.0) as decides:
+            if decides:
+                claim(base, trials, home, arguments)
+                return _session(trials, held, joins)
+        if (waited := waited + 1) == TELL_AFTER:
+            lock = held.directory / 'lock'
+            print(f'waiting for {lock}, which another process holds; `fuser` names it if it is halted', flush=True)
+    raise Stopped(f'{signal.Signals(requests[0]).name}: nothing has begun; run the same command again')
+
+
+def _session(trials: Sequence[Trial], held: Leases, joins: bool) -> Lease | None:
+    held.look()
+    others = [name for name in held.names() if held.is_held(name)]
+    if not joins and not others:
+        for trial in trials:
+            clear_error(held.directory.parent / trial.directory)
+    elif not joins:
+        print(f'others train trials of {held.directory.parent}; those that failed stay so', flush=True)
+    return held.take(f'session/{secrets.token_hex(8)}')
 
 
 def add(base: Config, trials: Sequence[Trial], home: pathlib.Path) -> None:
@@ -102,10 +153,13 @@ def _entry(trial: Trial) -> dict[str, Any]:
 def _state(trial: Trial, home: pathlib.Path) -> None:
     """Writes the config of a trial to its workdir, unless it stands there."""
     (home / trial.directory).mkdir(parents=True, exist_ok=True)
-    text = json.dumps(config.to_dict(trial.config), indent=2) + '\n'
     file = home / trial.directory / STATED
-    if not file.is_file() or file.read_text() != text:
-        atomic.write(file, text)
+    if not file.is_file() or file.read_text() != _stated(trial):
+        atomic.write(file, _stated(trial))
+
+
+def _stated(trial: Trial) -> str:
+    return json.dumps(config.to_dict(trial.config), indent=2) + '\n'
 
 
 def times(home: pathlib.Path) -> dict[str, float]:

@@ -10,6 +10,7 @@ import jax
 from tformer import config
 from tformer.config import Config, Data, Model, Train
 from tformer.data.batches import mixture
+from tformer.data.batches.packing import BATCHING
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.errors import UserError, choose
 from tformer.model import build
@@ -147,9 +148,9 @@ def misses(arms: Mapping[str, Config], match: Match) -> dict[str, float]:
 def _known_to_be_full(to: Config, stated: Config, match: Match) -> None:
     """Raises a `UserError` if the arms may have different shares of padding, which depend on the data."""
     # Padding costs FLOPs, but it does not count as tokens.
-    full, known = ['pack', 'pad'], "use 'pad' or 'pack'"
-    if match.quantity == 'tokens':
-        full, known = ['pack'], "use 'pack', which fills its rows"
+    full, known = [name for name, how in BATCHING.items() if how.packs], "use 'pack', which fills its rows"
+    if match.quantity != 'tokens':
+        full, known = [*full, 'pad'], "use 'pad' or 'pack'"
     differing = {match.field, *config.difference(to, stated)} - {'data.batch_tokens'}
     fields = sorted(name for name in differing if name.startswith('data.') or name in OF_ROWS)
     for batching in (to.data.batching, stated.data.batching):

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy import stats
 
 from tformer.errors import UserError
 from tformer.lab.sweep.distributions import Choice, Distribution, Range, rounded
@@ -115,6 +114,8 @@ def importance(
     Raises:
       UserError: Optuna is not installed, or the arms are too few.
     """
+    from scipy import stats  # slow to import, and every command that knows sweeps comes by here
+
     if len(drawn) < LEAST:
         raise UserError(f'{len(drawn)} arms are too few to rate fields: {LEAST}')
     with _quiet() as optuna:

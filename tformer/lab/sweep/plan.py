@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from tformer.config import Config
 from tformer.errors import UserError
-from tformer.lab.sweep import batched_trials, manifest, matching
+from tformer.lab.sweep import jobs, manifest, matching
 from tformer.lab.sweep.trials import Trial, error_of, is_done
 
 T = TypeVar('T')
@@ -21,8 +21,6 @@ def plan(trials: Sequence[Trial], directory: str | pathlib.Path | None, parallel
     not run is estimated from the FLOPs and times of those that have; `parallel` processes will run at once. With
     `together`, the number of the program that will train each trial is told, counted among the programs that are left.
     """
-    if parallel < 1:
-        raise UserError(f'--parallel={parallel} must be positive')
     home = None if directory is None else pathlib.Path(directory)
     if home is not None:
         manifest.check(trials, home)
@@ -31,11 +29,8 @@ def plan(trials: Sequence[Trial], directory: str | pathlib.Path | None, parallel
     done = {name for name in flops if home is not None and is_done(home / name)}
     expected = _expected_seconds(flops, seconds, done)
     left = [trial for trial in trials if trial.directory not in done]
-    program = {
-        trial.directory: str(number)
-        for number, group in enumerate(batched_trials.groups(left, together), start=1)
-        for trial in group
-    }
+    groups = jobs.programs(home, left, trials, together)
+    program = {trial.directory: str(number) for number, group in enumerate(groups, start=1) for trial in group}
     rows: list[tuple[str, ...]] = [HEAD if together == 1 else (*HEAD, 'program')]
     for trial in trials:
         name, parameters = trial.directory, _known(matching.num_parameters, trial.config)
@@ -47,12 +42,12 @@ def plan(trials: Sequence[Trial], directory: str | pathlib.Path | None, parallel
             '-' if tokens is None else f'{tokens:,}',
             ', '.join(f'{quantity} {percent:+.3f} %' for quantity, percent in trial.mismatch_percent.items()),
             '' if home is None else _state(home / name, seconds.get(name), expected.get(name)),
-            *([] if together == 1 else [program.get(name, '')]),
+            *([] if together == 1 else ['' if name in done else program[name]]),
         ))  # fmt: skip
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ['  '.join(f'{cell:<{width}}' for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     minutes = sum(expected.values()) / parallel / 60
-    more = '' if together == 1 else f'; {len(set(program.values()))} programs'
+    more = '' if together == 1 else f'; {len(groups)} programs'
     more += f'; about {minutes:,.1f} minutes are left' if expected else ''
     return '\n'.join([*lines, f'{len(trials)} trials, {len(done)} of them done{more}'])
 

@@ -4,10 +4,10 @@ Several hosts that share the directory may do so at once (leases.py).
 """
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import pathlib
-import secrets
 import signal
 import time
 from collections.abc import Mapping, Sequence
@@ -16,14 +16,16 @@ from tformer.config import Config
 from tformer.errors import Stopped, UserError, choose
 from tformer.lab.sweep import devices, jobs, leases, manifest, trial_process
 from tformer.lab.sweep.batched_trials import TRANSFORMS
-from tformer.lab.sweep.jobs import Job, NextJob, State, Wait
+from tformer.lab.sweep.jobs import Job, NextJob, State
 from tformer.lab.sweep.leases import Lease, Leases
 from tformer.lab.sweep.trial_process import End, Trainer, Training, TrialProcesses
-from tformer.lab.sweep.trials import Trial, clear_error, error_of
+from tformer.lab.sweep.trials import Trial, error_of
+from tformer.training import stopping
 
 LEASES = 'leases'  # in the sweep's directory
 WRITE_EVERY = 10.0  # seconds between updates of the seconds that each trial has run
 ASK_EVERY = 1.0  # seconds between looks for a job where there was none
+BUSY_SECONDS = 30.0  # until a trial is tried again whose workdir another process has
 MOST_DEATHS = 3  # processes that a trial may end, before it has failed
 LARGEST_MISMATCH = 5.0  # percent; an arm that misses a matched quantity by more is named
 
@@ -73,43 +75,18 @@ def sweep(
     here.check()
     manifest.check(trials, home)
     held = Leases(home / LEASES)
-    with trial_process.stop_requests() as requests:
-        session = claim(base, trials, held, here.joins, arguments)
-        chosen = next_job or functools.partial(jobs.first_free, trials=trials, together=here.together)
-        runner = _Runner(base, trials, home, held, chosen, here)
+    chosen = next_job or functools.partial(jobs.first_free, trials=trials, together=here.together)
+    runner = _Runner(base, trials, home, held, chosen, here)
+    with trial_process.stop_requests() as requests, contextlib.ExitStack() as ends:
+        session = manifest.enter(base, trials, held, here.joins, arguments, requests)
+        if session is not None:
+            ends.callback(session.release, done=True)
+        ends.callback(runner.end)
+        runner.state.look()
         print(f'{len(trials)} trials, {runner.counts()[jobs.DONE]} of them done', flush=True)
         _print_mismatches(trials)
-        try:
-            runner.run(requests)
-        finally:
-            runner.end()
-            if session is not None:
-                session.release(done=True)
+        runner.run(requests)
     return runner.code(requests)
-
-
-def claim(
-    base: Config,
-    trials: Sequence[Trial],
-    held: Leases,
-    joins: bool = False,
-    arguments: Sequence[str] | None = None,
-) -> Lease | None:
-    """Writes what is to be trained to the sweep's directory; returns the lease that says that a command runs it.
-
-    If no other does, trials that failed are to run again, unless this one `joins`.
-    """
-    home = held.directory.parent
-    with leases.deciding(held.directory):
-        manifest.claim(base, trials, home, arguments)
-        held.look()
-        others = [name for name in held.names() if held.is_held(name)]
-        if not joins and not others:
-            for trial in trials:
-                clear_error(home / trial.directory)
-        elif not joins:
-            print(f'others train trials of {home}; those that failed stay so', flush=True)
-        return held.take(f'session/{secrets.token_hex(8)}')
 
 
 class _Runner:
@@ -130,14 +107,13 @@ class _Runner:
         self._next_job, self._held = next_job, held
         found = devices.visible()
         self._parallel = devices.count(here.parallel, here.per_device, found)
-        self._shares = [devices.share(slot, self._parallel, found) for slot in range(self._parallel)]
+        self._shares = [devices.shares(slot, self._parallel, here.processes, found) for slot in range(self._parallel)]
         self._trainers: dict[int, Trainer | TrialProcesses] = {}  # by their slot from 0
-        self._running: dict[int, tuple[Training, list[Lease]]] = {}
-        self._left: Wait | Job | None = Wait('')  # the latest choice
+        self._running: dict[int, tuple[Training, list[Lease]]] = {}  # with the leases of its trials
+        self._goes_on = True  # whether by the latest choice there is, or may come, something to train
         self._asks_at = self._writes_at = self._renews_at = 0.0
         self._spent: dict[str, float] = {}  # the seconds that are not in the list yet
         self._counted = time.monotonic()
-        self.state.look()
 
     def counts(self) -> Mapping[str, int]:
         """Returns how many trials are in which state."""
@@ -157,10 +133,10 @@ class _Runner:
                 for slot in self._running:
                     self._trainers[slot].stop()  # the first makes it save and stop; the second ends it at once
             passed_on = num_requests
-            waits = isinstance(self._left, Wait) and not self.here.joins and not num_requests
-            if not self._running and not waits and (num_requests or not isinstance(self._left, Job)):
+            if not self._running and (num_requests or not self._goes_on):
                 break
-            self._write_times(every=WRITE_EVERY)
+            if time.monotonic() >= self._writes_at:
+                self._write_times()
             time.sleep(0.02)
 
     def end(self) -> None:
@@ -170,14 +146,17 @@ class _Runner:
         for _, held in self._running.values():
             for lease in held:
                 lease.release()
-        self._write_times(every=0.0)
+        self._write_times(patience=leases.RENEW_SECONDS)
 
     def code(self, requests: Sequence[int]) -> int:
         """Returns the exit code. Raises `Stopped` if a signal, or trials that stopped by themselves, left some."""
         self.state.look()
         counts = self.counts()
         done, num_trials = counts[jobs.DONE], len(self.trials)
-        if counts[jobs.STOPPED] or (requests and counts[jobs.FREE] + counts[jobs.LEASED]):
+        stopped = counts[jobs.STOPPED]
+        if self.here.joins:  # a scheduler would begin a worker again, for trials that are to stay as they are
+            stopped = sum(not stopping.is_stopped(self.home / name) for name in self.state.stopped)
+        if stopped or (requests and counts[jobs.FREE] + counts[jobs.LEASED]):
             asked = 'trials were asked to stop, and `tformer watch --resume` lets them go on'
             own = next((f'{name} stopped' for name in self.state.stopped), asked)
             why = signal.Signals(requests[0]).name if requests else own
@@ -201,19 +180,28 @@ class _Runner:
         for slot in range(self._parallel):
             if slot in self._running:
                 continue
-            with leases.deciding(self._held.directory):
+            with leases.deciding(self._held.directory, patience=0.0) as decides:
+                if not decides:  # it asks again in a moment
+                    self._goes_on = True
+                    break
                 self.state.look()
-                self._left = self._next_job(self.state)
-                held = self._take(self._left) if isinstance(self._left, Job) else []
-            if not held or not isinstance(self._left, Job):
+                job = self._next_job(self.state)
+                held = self._take(job) if isinstance(job, Job) else []
+            self._goes_on = isinstance(job, Job) or (job is not None and (job.may_come or not self.here.joins))
+            if not held or not isinstance(job, Job):
                 self._asks_at = time.monotonic() + ASK_EVERY
                 break
-            trainer = self._trainers.get(slot) or self._trainer(slot)
-            self._running[slot] = Training.begin(self._left, self.home, trainer, self.here.transform), held
+            try:
+                trainer = self._trainers.get(slot) or self._trainer(slot)
+                self._running[slot] = Training.begin(job, self.home, trainer, self.here.transform), held
+            except BaseException:
+                for lease in held:
+                    lease.release()
+                raise
 
     def _trainer(self, slot: int) -> Trainer | TrialProcesses:
-        share, count = self._shares[slot], self.here.processes
-        self._trainers[slot] = Trainer(share, self.here.joins) if count == 1 else TrialProcesses(share, count)
+        own = self._shares[slot]
+        self._trainers[slot] = Trainer(own[0], self.here.joins) if len(own) == 1 else TrialProcesses(own)
         return self._trainers[slot]
 
     def _take(self, job: Job) -> list[Lease]:
@@ -275,7 +263,9 @@ class _Runner:
             self.state.failed[trial.directory] = code or 2  # 0 of a group that went on without this trial
         elif end is End.STOPPED:
             self.state.stopped.add(trial.directory)
-        lease.release(done=end is End.DONE, deaths=deaths if end in (End.DIED, End.STOPPED) else 0)
+        elif end is End.BUSY:
+            self.state.busy[trial.directory] = time.monotonic() + BUSY_SECONDS
+        lease.release(done=end is End.DONE, deaths=deaths if end in (End.DIED, End.STOPPED, End.BUSY) else 0)
         self.state.look()
         counts = self.counts()
         ended = counts[jobs.DONE] + counts[jobs.FAILED] + counts[jobs.STOPPED]
@@ -293,15 +283,14 @@ class _Runner:
             self._spent[name] = self._spent.get(name, 0.0) + (now - since) / len(training.left)
         self._counted = now
 
-    def _write_times(self, every: float) -> None:
-        now = time.monotonic()
-        if now < self._writes_at + every:
-            return
-        self._writes_at = now
+    def _write_times(self, patience: float = 0.0) -> None:
+        """Writes the seconds to the list; later, if another process decides or the disk has no room."""
         self._count_time()
-        with leases.deciding(self._held.directory):
-            manifest.add_times(self.home, self._spent)
-        self._spent = {}
+        with contextlib.suppress(OSError, UserError), leases.deciding(self._held.directory, patience) as decides:
+            if decides:
+                self._writes_at = time.monotonic() + WRITE_EVERY
+                manifest.add_times(self.home, self._spent)
+                self._spent = {}
 
 
 def _print_mismatches(trials: Sequence[Trial]) -> None:

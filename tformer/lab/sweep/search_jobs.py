@@ -22,7 +22,7 @@ from tformer.lab.sweep.distributions import Choice
 from tformer.lab.sweep.jobs import Job, State, Wait
 from tformer.lab.sweep.matching import Match
 from tformer.lab.sweep.overrides import SEED, Overrides
-from tformer.lab.sweep.searches import Search
+from tformer.lab.sweep.searches import BUDGETS, Search
 from tformer.lab.sweep.trials import ERROR, RESULT, Trial, error_of, is_done
 from tformer.lab.sweep.trials import trials as make_trials
 from tformer.training import checkpoint, wall_time, writers
@@ -111,8 +111,7 @@ class SearchJobs:
         while True:
             overrides = read(home, search)
             drawn = self.look(overrides, state)
-            spent = spending(home, self.runs(overrides)) if search.budget else {}
-            is_spent = any(spent[name] >= amount for name, amount in search.budget.items())
+            is_spent = bool(search.budget) and self._is_spent(home, drawn)
             closed = self._closed(state)
             found = decisions.decide(drawn, search.rungs, self.last, search.trials, is_spent, closed)
             known = draws.Known(home, overrides, [each.arm for each in drawn], self.last, search.lower_is_better)
@@ -123,7 +122,7 @@ class SearchJobs:
                 assert isinstance(made, list)  # others have failed
                 return Job((made[found.run],), self.steps[found.rung])
             if isinstance(found, Waiting):
-                return Wait('the search waits for runs that others train')
+                return Wait('the search waits for runs that others train', may_come=True)
             if not isinstance(found, Draw):
                 break
             self._write(home, [*overrides, draws.SAMPLERS[search.sampler](search.space, search.seed, known)])
@@ -131,6 +130,27 @@ class SearchJobs:
         best = rungs.leader(known.arms)
         fresh = self.confirming({}) + (self.confirming(overrides[best]) if best is not None else [])
         return jobs.first_free(state, _unique(fresh))
+
+    def _is_spent(self, home: pathlib.Path, drawn: Sequence[Drawn]) -> bool:
+        """Returns whether the budget is used up, once the runs that train now have come to their rungs.
+
+        What they will need is estimated by what a step of the search has needed so far.
+        """
+        total, steps, missing = dict.fromkeys(BUDGETS, 0.0), 0, 0
+        for each in drawn:
+            made = self._made[each.arm.number]
+            if isinstance(made, str) or each.is_repeated:
+                continue
+            for trial, run in zip(made, each.runs, strict=True):
+                place = home / trial.directory
+                at = max(checkpoint.steps(place), default=0)
+                steps += at
+                if run.is_leased:
+                    missing += max((self.steps[min(each.target, self.last)] or self.base.train.num_steps or 0) - at, 0)
+                for name, amount in spent(place).items():
+                    total[name] += amount
+        share = (steps + missing) / max(steps, 1)
+        return any(total[name] * share >= amount for name, amount in self.search.budget.items())
 
     def _write(self, home: pathlib.Path, drawn: Sequence[Overrides]) -> None:
         """Writes the draws, with what a report needs: the name of each arm, or why it is none."""
@@ -166,21 +186,26 @@ class SearchJobs:
         done = is_done(place)
         at = math.inf if done else max(checkpoint.steps(place), default=0)
         ends = [math.inf if step is None else step for step in self.steps]
-        reached = [rung for rung, end in enumerate(ends) if at >= end]
-        curve = evaluations(place, self.search.metric) if reached else ()
+        curve = evaluations(place, self.search.metric) if at >= ends[0] else []
+        seen = {math.inf, *(step for step, _ in curve)}
+        # A run that was stopped at a rung, and saved there, has yet to be evaluated.
+        passed = [end for end in ends if at > end or (at == end and (end in seen or is_evaluated(place, int(end))))]
+        if passed and (not curve or not (done or seen.issuperset(passed))):
+            raise UserError(f'search: {place / "metrics.jsonl"} lacks evaluations; delete {place} to train it again')
+        reached = range(len(passed))
         sign = 1.0 if self.search.lower_is_better else -1.0
         values = {rung: best_so_far([sign * value for step, value in curve if step <= ends[rung]]) for rung in reached}
         begun = not done and at > max((ends[rung] for rung in reached), default=0)
         return RunState(values, begun, is_leased, not done and error_of(place) is not None)
 
     def _closed(self, state: State) -> set[int]:
-        """Returns the numbers of the arms that are pruned, or of which a run has stopped by itself."""
+        """Returns the numbers of the arms that are pruned, or of which a run has stopped or was asked to."""
         pruned = jobs.pruned(state.home)
         return {
             number
             for number, made in enumerate(self._made)
             if isinstance(made, list)
-            and (made[0].name in pruned or not state.stopped.isdisjoint(trial.directory for trial in made))
+            and (made[0].name in pruned or any(state.of(trial) == jobs.STOPPED for trial in made))
         }
 
 
@@ -217,16 +242,6 @@ def _typed(drawn: Overrides, search: Search) -> Overrides:
     return found
 
 
-def spending(home: pathlib.Path, trials: Sequence[Trial]) -> dict[str, float]:
-    """Returns the tokens, FLOPs and hours of some trials up to their latest checkpoints, as far as they are known."""
-    total = {'tokens': 0.0, 'flops': 0.0, 'hours': 0.0}
-    for trial in trials:
-        place = home / trial.directory
-        for name, amount in spent(place).items():
-            total[name] += amount
-    return total
-
-
 def spent(place: pathlib.Path) -> dict[str, float]:
     """Returns the tokens, FLOPs and hours of a run up to its latest checkpoint; {} if it is just being replaced."""
     try:
@@ -246,10 +261,18 @@ def evaluations(place: pathlib.Path, metric: str) -> list[tuple[int, float]]:
     """Returns the evaluations of a run, (step, value) each, nan where one is not finite."""
     rows = writers.read(place)
     found = [(row['step'], math.nan if row[metric] is None else row[metric]) for row in rows if metric in row]
-    if not found:
-        known = sorted({name for row in rows for name in row if name.startswith('valid/')})
+    known = sorted({name for row in rows for name in row if name.startswith('valid/')})
+    if known and not found:
         raise UserError(f'search: metric={metric} is in no evaluation of {place}{nearest(metric, known)}')
     return found
+
+
+def is_evaluated(place: pathlib.Path, step: int) -> bool:
+    """Returns whether a run has been evaluated at its checkpoint of a step; one that was stopped there has not."""
+    try:
+        return bool(checkpoint.read_metadata(place, step)['evaluated'] >= step)
+    except UserError:  # it is damaged, and the run goes on from the one before
+        return False
 
 
 def _changed(file: str) -> int:

@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from tformer import atomic
 from tformer.config import extensions
 from tformer.errors import STOPPED
 from tformer.lab.sweep.devices import Share
@@ -46,7 +47,7 @@ ERROR_LINE = re.compile(r'tformer: .*|[\w.]*(Error|Exception|Interrupt)\b.*')
 
 ASKED = {sign * number + add for number in (signal.SIGTERM, signal.SIGINT) for sign, add in ((-1, 0), (1, 128))}
 
-End = enum.Enum('End', 'DONE PAUSED FAILED STOPPED DIED')  # how a trial ended
+End = enum.Enum('End', 'DONE PAUSED FAILED STOPPED DIED BUSY')  # how a trial ended; BUSY: another process has it
 
 
 class Trainer:
@@ -105,8 +106,8 @@ class Trainer:
 class TrialProcesses:
     """Several processes that train one job as one, and end with it."""
 
-    def __init__(self, share: Share, count: int):
-        self._share, self._count = share, count
+    def __init__(self, shares: Sequence[Share]):
+        self._shares = shares
         self._processes: list[subprocess.Popen[bytes]] = []
         self._port: socket.socket | None = None
         self._failed: tuple[int, float] | None = None  # the first failure: its exit code and when it was seen
@@ -121,12 +122,13 @@ class TrialProcesses:
         files = extension_files(job.trials)
         command = [*TRAIN, f'--config={place / STATED}', f'--workdir={place}']
         command += [f'--extensions={",".join(files)}'] if files else []
-        command += [f'--coordinator=127.0.0.1:{self._port.getsockname()[1]}', f'--num_processes={self._count}']
+        command += [] if job.until is None else [f'--until={job.until}']
+        command += [f'--coordinator=127.0.0.1:{self._port.getsockname()[1]}', f'--num_processes={len(self._shares)}']
         self._failed, self.is_ending = None, True
         with log.open('ab') as file:
             self._processes = [
-                _start([*command, f'--process_id={index}'], self._share, stdin=subprocess.DEVNULL, stdout=file)
-                for index in range(self._count)
+                _start([*command, f'--process_id={index}'], share, stdin=subprocess.DEVNULL, stdout=file)
+                for index, share in enumerate(self._shares)
             ]
 
     def answer(self) -> int | None:
@@ -201,7 +203,7 @@ class Training:
         if len(job.trials) > 1:
             names = json.dumps([trial.directory for trial in job.trials])
             for trial in job.trials:
-                (home / trial.directory / TOGETHER).write_text(names)
+                atomic.write(home / trial.directory / TOGETHER, names)
         for trial in left:
             clear_error(home / trial.directory)
         with log.open('ab') as file:
@@ -223,14 +225,13 @@ class Training:
             return End.STOPPED, 'stopped'
         if code < 0 or code == 128 + signal.SIGABRT:
             return End.DIED, f'its process ended by {signal.Signals(-code if code < 0 else code - 128).name}'
-        free = not workdir.is_locked(place, workdir.LOCK_SECONDS)
-        error = error_of(place) if free else None
+        if any(workdir.is_locked(home / each.directory, workdir.LOCK_SECONDS) for each in self.left):
+            return End.BUSY, f'is tried again later: {self._last_error(code)}'
+        error = error_of(place)
         if error is None and code == 0 and self.job.until is not None:
             return End.PAUSED, f'is at step {self.job.until:,}'
         if error is None:
-            error = self._last_error(code)
-            if free:
-                write_error(place, error)
+            write_error(place, error := self._last_error(code))
         return End.FAILED, f'failed: {error} ({self.log})'
 
     def fail(self, trial: Trial, home: pathlib.Path, why: str) -> str:

@@ -45,21 +45,12 @@ class Trial:
         return f'{self.name}/seed_{self.seed}'
 
 
-def load(spec: str, overrides: Mapping[str, str] | None = None) -> tuple[Config, list[Trial]]:
-    """Returns (the base config, the trials) of a sweep file, `FILE[:argument]`; overrides change the base.
+def listed(base: Config, sweep: Sweep, overrides: Mapping[str, str] | None = None) -> list[Trial]:
+    """Returns the trials of what `opened` returns with these overrides; of a search, its baseline.
 
     Raises:
-      UserError: the file or the base has a mistake, or an arm, whose number the message gives.
+      UserError: an arm has a mistake, which the message gives the number of, or an override has no effect.
     """
-    base, sweep = opened(spec, overrides)
-    if isinstance(sweep.arms, Search):
-        raise UserError(f'{spec}: the trials of a search are drawn one after the other')
-    with beginning(spec):
-        return base, listed(base, sweep, overrides)
-
-
-def listed(base: Config, sweep: Sweep, overrides: Mapping[str, str] | None = None) -> list[Trial]:
-    """Returns the trials of what `opened` returns with these overrides."""
     found = trials(base, [{}] if isinstance(sweep.arms, Search) else sweep.arms, sweep.match)
     for field in overrides or {}:
         stated = config.values(base)[field]
@@ -69,7 +60,11 @@ def listed(base: Config, sweep: Sweep, overrides: Mapping[str, str] | None = Non
 
 
 def opened(spec: str, overrides: Mapping[str, str] | None = None) -> tuple[Config, Sweep]:
-    """Returns (the base config with the overrides, what the sweep file returns); `UserError` as `load`."""
+    """Returns (the base config with the overrides, what a sweep file, `FILE[:argument]`, returns).
+
+    Raises:
+      UserError: the file or the base has a mistake, or the sweep varies a field of the overrides itself.
+    """
     path, argument = config.split(spec)
     sweep = config.execute(path, 'get_sweep', *filter(None, [argument]))
     if not isinstance(sweep, Sweep):
