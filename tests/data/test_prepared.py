@@ -246,10 +246,9 @@ def test_hosts_open_only_the_shards_of_their_rows_and_make_the_batches_of_one(tm
                 part = batches.parts[0].examples
                 needed = set()
                 for _, record, example in (segment for row in rows for segment in row):
-                    first = split._records[record] + max(part.start[example] - 1, 0) // shards.LONGEST
-                    last = (
-                        split._records[record] + (min(part.stop[example], split.lengths[record]) - 1) // shards.LONGEST
-                    )
+                    _, start, stop = part.spans[example]
+                    first = split._records[record] + max(start - 1, 0) // shards.LONGEST
+                    last = split._records[record] + (min(stop, split.lengths[record]) - 1) // shards.LONGEST
                     needed |= {split._files[np.searchsorted(split._ends, at, side='right')] for at in (first, last)}
                 assert set(opened) == needed and len(needed) < len(split._files)
             for name, array in whole.items():
