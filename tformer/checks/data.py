@@ -6,7 +6,7 @@ import string
 
 from tformer.checks.conditions import require
 from tformer.config import Config, Data, Model, parts
-from tformer.config.convert import stages
+from tformer.config.mixtures import stages
 from tformer.config.tasks import TASKS
 from tformer.errors import UserError
 

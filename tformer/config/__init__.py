@@ -10,12 +10,12 @@ from tformer.config.convert import from_dict as from_dict
 from tformer.config.convert import from_json as from_json
 from tformer.config.convert import load as load
 from tformer.config.convert import override as override
-from tformer.config.convert import parts as parts
 from tformer.config.convert import recipe as recipe
 from tformer.config.convert import split as split
-from tformer.config.convert import stated_in_parts as stated_in_parts
 from tformer.config.convert import to_dict as to_dict
 from tformer.config.convert import values as values
+from tformer.config.mixtures import parts as parts
+from tformer.config.mixtures import stated_in_parts as stated_in_parts
 from tformer.config.model import OUTSIDE_THE_FUNCTION as OUTSIDE_THE_FUNCTION
 from tformer.config.model import Model as Model
 from tformer.config.model import own_layers as own_layers

@@ -3,11 +3,8 @@
 import ast
 import dataclasses
 import functools
-import math
 import operator
 import pathlib
-import re
-import shlex
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -19,7 +16,7 @@ from ml_collections import ConfigDict, FieldReference
 from tformer import errors
 from tformer.config import extensions, hashing, json_files, python_files, renamed
 from tformer.config.python_files import execute
-from tformer.config.run import Config, Data
+from tformer.config.run import Config
 
 TRUE, FALSE = ('true', '1', 'yes'), ('false', '0', 'no')
 UNIONS = types.UnionType, typing.Union
@@ -181,75 +178,6 @@ def override(config: Config, values: Mapping[str, Any] | Iterable[tuple[str, Any
             changed = {section: dataclasses.replace(getattr(config, section), **changed)}
         config = dataclasses.replace(config, **changed)
     return config
-
-
-_LIST = """; on the command line values with commas need the form "('path=a columns=x,y', 'path=b')\""""
-
-
-def parts(data: Data) -> tuple[Data, ...]:
-    """Returns the parts of a mixture, each a `Data` of its own; a single one where there is no mixture.
-
-    Raises:
-      UserError: a part cannot be read, sets a field that parts do not have, or lacks a weight where others have one.
-    """
-    stated: Iterable[Any] = stated_in_parts(data)
-    return tuple(dataclasses.replace(data, **values, mixture=()) for values in stated) or (data,)
-
-
-def stated_in_parts(data: Data) -> list[dict[str, Any]]:
-    """Returns the fields that each part of a mixture sets. Raises a `UserError` as `parts`."""
-    own = [field.name for field in dataclasses.fields(Data)]
-    own = own[: own.index('weight') + 1]  # where examples come from
-    own.remove('mixture')
-    types_ = field_types()
-    made = []
-    for number, text in enumerate(data.mixture):
-        values: dict[str, Any] = {}
-        try:
-            words = shlex.split(text)
-        except ValueError as error:
-            raise errors.UserError(f'config.data.mixture[{number}]: {error}: {text}') from error
-        for word in words:
-            name, equals, value = word.partition('=')
-            if name not in own or not equals:
-                line = f'{word!r} is not FIELD=VALUE of a part{errors.nearest(name, own)}'
-                raise errors.UserError(f'config.data.mixture[{number}]: {line}{_LIST}')
-            if name in values:
-                raise errors.UserError(f'config.data.mixture[{number}] sets {name} twice{_LIST}')
-            values[name] = parse(types_[f'data.{name}'], value, f'data.mixture[{number}].{name}')
-        made.append(values)
-    weighted = [values.get('weight') is not None for values in made]
-    if any(weighted) and not all(weighted):
-        raise errors.UserError(f'config.data.mixture[{weighted.index(False)}] has no weight, but others have one')
-    return made
-
-
-def stages(data: Data) -> list[tuple[int, tuple[float, ...]]]:
-    """Returns the first step of each stage of data.mixture_stages, and the weight of each part from then on.
-
-    Raises:
-      UserError: a stage cannot be read, or does not fit the one before it or the mixture.
-    """
-    found: list[tuple[int, tuple[float, ...]]] = []
-    for number, text in enumerate(data.mixture_stages):
-        where = f'config.data.mixture_stages[{number}]'
-        match = re.fullmatch(r'step=(\S+) weights=(\S+)', text)
-        if not match:
-            raise errors.UserError(f"{where}={text!r} is not of the form 'step=1000 weights=3,1'")
-        step = parse(int, match[1], f'data.mixture_stages[{number}].step')
-        weights = parse(tuple[float, ...], match[2], f'data.mixture_stages[{number}].weights')
-        least = found[-1][0] + 1 if found else 0
-        if step < least:
-            raise errors.UserError(f'{where}: step={step} must be at least {least}: stages come one after the other')
-        if len(weights) != len(data.mixture):
-            raise errors.UserError(f'{where}: {len(weights)} weights for {len(data.mixture)} parts of data.mixture')
-        if not (0 < sum(weights) < math.inf and min(weights) >= 0):
-            raise errors.UserError(f'{where}: weights={match[2]} must be 0 or more each, and some above 0')
-        found.append((step, weights))
-    for part in range(len(data.mixture) if found and found[0][0] == 0 else 0):
-        if not any(weights[part] for _, weights in found):
-            raise errors.UserError(f'config.data.mixture[{part}] is never seen: its weight is 0 in every stage')
-    return found
 
 
 def recipe(base: Config, arguments: str | None, **differences: Mapping[str, Any] | str) -> ConfigDict:

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from tformer.config import convert
-from tformer.config.convert import parts
+from tformer.config import mixtures
+from tformer.config.mixtures import parts
 from tformer.config.run import Config, Data
 from tformer.data.batches import layout
 from tformer.data.sources import sources
@@ -89,7 +89,7 @@ def stages(data: Data, counts: Sequence[int]) -> list[layout.Stage]:
     """Returns the stages of data.mixture_stages, for parts of so many examples: in an epoch of each there are as many
     examples as in all parts. A part of weight 0 is not seen."""
     found = []
-    for step, weights in convert.stages(data):
+    for step, weights in mixtures.stages(data):
         seen = [part for part, weight in enumerate(weights) if weight]
         own = epochs_of_parts(
             [weights[part] for part in seen], [counts[part] for part in seen], data.mixture_temperature

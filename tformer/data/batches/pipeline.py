@@ -15,7 +15,7 @@ import numpy as np
 from absl import flags
 
 from tformer.config import extensions, hashing
-from tformer.config.convert import parts
+from tformer.config.mixtures import parts
 from tformer.config.run import Config
 from tformer.data.batches import layout, mixture, packing
 from tformer.data.examples import corrupt, example_arrays, example_formats

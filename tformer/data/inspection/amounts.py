@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from tformer.config import convert
+from tformer.config import mixtures
 from tformer.config.run import Config
 from tformer.data.batches import layout, mixture
 from tformer.data.batches.pipeline import Batches
@@ -31,7 +31,7 @@ def records(config: Config, splits: Mapping[str, Batches], joined: Mapping[str, 
     for split, batches in splits.items():
         sizes = [len(part) for part in joined[split].splits]
         if split == 'train' and len(sizes) > 1:
-            mixture_parts = zip(config.data.mixture, convert.parts(config.data), batches.parts, sizes, strict=True)
+            mixture_parts = zip(config.data.mixture, mixtures.parts(config.data), batches.parts, sizes, strict=True)
             for name, data, part, size in mixture_parts:
                 weight = 'its size' if data.weight is None else f'{data.weight:g}'
                 rows.append(_amount(f'- {_end(name)}', [part], size, f'{part.epochs:.3g}', weight))
