@@ -13,6 +13,8 @@ import beam_python
 from lives import HANG
 from places import ROOT
 from tformer import __main__ as command_line
+from tformer import config as config_lib
+from tformer.data.prepared import prepare
 from tformer.errors import UserError
 
 FLAGS = (f'--config={ROOT}/configs/lm_stdlib.py', '--config.data.source=files', '--config.data.tokenizer=byte',
@@ -65,6 +67,16 @@ def test_the_bytes_of_a_set_do_not_depend_on_processes_nor_on_a_kill(tmp_path: p
         time.sleep(0.1)
     run(path, f'--output={tmp_path}/two', '--processes=2')
     assert content(tmp_path / 'one') == content(tmp_path / 'two')
+
+
+def test_a_set_names_the_flags_by_which_another_source_is_left(tmp_path: pathlib.Path) -> None:
+    config = config_lib.load(f'{ROOT}/configs/algorithmic.py:smoke')
+    assert config.data.source != 'files'
+    index = {'counts': {'records': 1}, 'splits': {}}
+    said = prepare._summary(config, 'SET', index, 'is written').split('\n')[-1]
+    flags = dict(flag.removeprefix('--config.').split('=', 1) for flag in said.split() if flag.startswith('--'))
+    assert config_lib.override(config, flags).data.source == 'files'
+    assert flags == {'data.source': 'files', 'data.path': 'SET', 'data.tokenizer_from': 'SET'}
 
 
 @pytest.mark.slow

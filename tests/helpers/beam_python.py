@@ -19,9 +19,10 @@ def interpreter() -> str:
     if not (PLACE / 'ready').exists():
         subprocess.run([sys.executable, '-m', 'venv', '--clear', str(PLACE)], check=True, timeout=HANG)
         install = [str(python), '-m', 'pip', 'install', '--quiet', 'apache-beam>=2.60']
-        done = subprocess.run(install, capture_output=True, text=True, timeout=HANG)
-        if done.returncode:
-            pytest.skip(f'apache-beam cannot be installed: {done.stderr.strip().splitlines()[-1:]}')
+        try:
+            subprocess.run(install, check=True, capture_output=True, timeout=HANG)
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+            pytest.skip(f'apache-beam cannot be installed: {error}')
         own = subprocess.run([str(python), '-c', 'import site; print(site.getsitepackages()[0])'],
                              check=True, capture_output=True, text=True)  # fmt: skip
         pathlib.Path(own.stdout.strip(), 'of_tformer.pth').write_text(sysconfig.get_paths()['purelib'] + '\n')

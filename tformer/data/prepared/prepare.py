@@ -30,9 +30,7 @@ from tformer.errors import UserError
 _EVERY = 10.0  # seconds between lines of progress
 
 Say = Callable[[str], object]
-Engine = Callable[
-    [str, str, int, Say], None
-]  # makes the entries 0 to `count` of a stage: (directory, stage, count, say)
+Engine = Callable[[str, str, int, Say], None]  # makes the entries of a stage: (directory, stage, how many, say)
 _WORDS = {
     'read': 'parts read',
     'link': 'shares compared',
@@ -59,7 +57,7 @@ def write(config: Config, tokenizers: Tokenizers, place: str, engine: Engine, sa
                 f'{place} holds a set of other texts, settings or tokens: delete it or name another --output'
             )
         if not (damaged := list(shards.faults(home, index, whole=True))):
-            return _summary(place, index, 'is already written')
+            return _summary(config, place, index, 'is already written')
         say(f'{place} is made again: {", ".join(damaged)} changed since it was written')
     try:
         work.mkdir(parents=True, exist_ok=True)
@@ -75,7 +73,7 @@ def write(config: Config, tokenizers: Tokenizers, place: str, engine: Engine, sa
     except OSError as error:
         raise UserError(f'{place} cannot be written: {error.strerror or error}') from error
     shutil.rmtree(work)
-    return _summary(place, index, 'is written')
+    return _summary(config, place, index, 'is written')
 
 
 def _publish(home: Path, own: Job, tokenizers: Tokenizers, planned: stages.Plan) -> dict[str, Any]:
@@ -129,7 +127,7 @@ def _link(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-def _summary(place: str, index: dict[str, Any], what: str) -> str:
+def _summary(config: Config, place: str, index: dict[str, Any], what: str) -> str:
     counts = index['counts']
     words = {
         'skipped': 'skipped as bad',
@@ -144,7 +142,9 @@ def _summary(place: str, index: dict[str, Any], what: str) -> str:
             f'  {split:<6} {found["documents"]:>14,} documents {found["tokens"]:>18,} tokens '
             f'{len(found["shards"]):>7,} shards'
         )
-    return '\n'.join([*lines, f'train from it with --config.data.path={place} --config.data.tokenizer_from={place}'])
+    given = {'source': 'files', 'path': place, 'tokenizer_from': place}
+    flags = [f'--config.data.{name}={value}' for name, value in given.items() if value != getattr(config.data, name)]
+    return '\n'.join([*lines, f'train from it with {" ".join(flags)}'])
 
 
 # -------------------------------------------------------------------------------------------------------------- engines
