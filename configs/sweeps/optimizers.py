@@ -1,9 +1,9 @@
 """Optimizers, each tuned by the same search and confirmed with fresh seeds (as Dahl et al. 2023 ask for).
 
-    tformer sweep --config=configs/sweeps/optimizers.py:adamw --workdir=runs/optimizers/adamw --dry_run
-    for name in adamw muon schedule_free lion; do
-        tformer sweep --config=configs/sweeps/optimizers.py:$name --workdir=runs/optimizers/$name
-    done
+    tformer sweep --config=configs/sweeps/optimizers.py --workdir=runs/optimizers/adamw
+    tformer sweep --config=configs/sweeps/optimizers.py:muon --workdir=runs/optimizers/muon
+    tformer sweep --config=configs/sweeps/optimizers.py:schedule_free --workdir=runs/optimizers/schedule_free
+    tformer sweep --config=configs/sweeps/optimizers.py:lion --workdir=runs/optimizers/lion
     tformer report runs/optimizers/*/ --timing=false
 
 Each search draws 16 points of a Sobol sequence over the learning rate (of two and a half decades that are those of the

@@ -444,9 +444,9 @@ def test_an_answer_that_no_window_has_is_overlong() -> None:
     halved = {'context': 'abcdefghi', 'question': 'q', 'answers': [(5, 'fg')]}  # windows abcdef, ghi
     whole = {**halved, 'answers': [(4, 'ef')]}
     dropped = made_of(config, [halved, whole], training=True)
-    assert (dropped.num_dropped, dropped.num_truncated, dropped.record.tolist()) == (1, 0, [1, 1])
+    assert (dropped.num_dropped, dropped.num_truncated, dropped.spans.record.tolist()) == (1, 0, [1, 1])
     kept = made_of(config, [halved, whole])
-    assert (kept.num_dropped, kept.num_truncated, kept.record.tolist()) == (0, 1, [0, 0, 1, 1])
+    assert (kept.num_dropped, kept.num_truncated, kept.spans.record.tolist()) == (0, 1, [0, 0, 1, 1])
     with pytest.raises(UserError, match=r'data.length=10 has no room for text beside a question of 7 tokens'):
         made_of(config, [{**whole, 'question': 'q' * 7}])
 

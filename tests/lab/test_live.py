@@ -408,7 +408,8 @@ def test_the_terminal_shows_arms_and_the_log_of_a_trial_and_fits(tmp_path) -> No
         screen = terminal.Screen(Watched(tmp_path))
         lines = shown(screen)
         assert len(lines) <= 24 and all(len(line) <= 110 for line in lines)
-        assert lines[0].startswith(f'{tmp_path}: 30 trials: 1 running, 28 waiting, 1 done')
+        whole = shown(screen, width=110 + len(str(tmp_path)))[0]
+        assert whole.startswith(f'{tmp_path}: 30 trials: 1 running, 28 waiting, 1 done')
         assert lines[3].startswith('baseline ') and lines[4].startswith('learning_rate=0.005 ')  # which runs
         assert screen.press('down') and screen.arm == 'learning_rate=0.005'
         lines = shown(screen)

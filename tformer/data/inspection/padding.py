@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from tformer.config.run import Config, Data
-from tformer.data.batches import packing
+from tformer.data.batches import layout, packing
 from tformer.data.batches.pipeline import Batches
 from tformer.data.examples.example_formats import format_of
 from tformer.data.ragged import Ragged
@@ -41,11 +41,17 @@ class Filled:
 
 
 def filled(batches: Batches) -> Filled:
-    """Counts the batches of one epoch; in evaluation, the empty rows that complete a batch count as padding."""
+    """Counts the batches of one epoch; in evaluation, the empty rows that complete a batch count as padding, and so does
+    what pads a batch of a rare shape to a larger one."""
     if batches.training:
         return _counted(batches.shapes, [(part.rows, part.examples.lengths, part.epochs) for part in batches.parts])
     found = _counted(batches.shapes, [(part.rows, part.examples.lengths, 1) for part in batches.parts])
-    return dataclasses.replace(found, rows=np.ceil(found.rows / batches.widths) * batches.widths)
+    counts = np.ceil(found.rows / batches.widths).astype(int)
+    padded = layout.fewer_shapes(counts.tolist(), batches.widths, batches.shapes)
+    rows, tokens = np.zeros_like(found.rows), np.zeros_like(found.tokens)
+    np.add.at(rows, padded, counts * batches.widths)
+    np.add.at(tokens, padded, found.tokens)
+    return Filled(batches.shapes, rows, tokens)
 
 
 def laid(

@@ -9,6 +9,7 @@ and the arrays, and opens a shard when it needs one of its documents.
 import dataclasses
 import functools
 import json
+import os
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -62,7 +63,7 @@ def records_of(lengths: np.ndarray) -> np.ndarray:
 
 def is_set(name: str) -> bool:
     """Returns whether a directory is a prepared set."""
-    return Path(name, INDEX).is_file()
+    return os.path.isfile(Path(name, INDEX))  # False, too, of names that no file can have
 
 
 def read_index(place: Path) -> dict[str, Any]:

@@ -21,6 +21,8 @@ def plan(trials: Sequence[Trial], directory: str | pathlib.Path | None, parallel
     not run is estimated from the FLOPs and times of those that have; `parallel` processes will run at once. With
     `together`, the number of the program that will train each trial is told, counted among the programs that are left.
     """
+    if parallel < 1:
+        raise UserError(f'--parallel={parallel} must be positive')
     home = None if directory is None else pathlib.Path(directory)
     if home is not None:
         manifest.check(trials, home)
