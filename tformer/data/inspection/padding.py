@@ -41,8 +41,11 @@ class Filled:
 
 
 def filled(batches: Batches) -> Filled:
-    """Counts the batches of one epoch; in evaluation, the empty rows that complete a batch count as padding, and so does
-    what pads a batch of a rare shape to a larger one."""
+    """Counts the batches of one epoch.
+
+    In evaluation, the empty rows that complete a batch count as padding, and so does what pads a batch of a rare shape
+    to a larger one.
+    """
     if batches.training:
         return _counted(batches.shapes, [(part.rows, part.examples.lengths, part.epochs) for part in batches.parts])
     found = _counted(batches.shapes, [(part.rows, part.examples.lengths, 1) for part in batches.parts])
