@@ -12,7 +12,7 @@ from small_training import Trainer, make_batch, make_config
 from tformer import __main__ as command_line
 from tformer import config, errors
 from tformer.training import loop as train_lib
-from tformer.training import skipping
+from tformer.training import program_cache, skipping
 from whole_runs import load, numbers
 
 
@@ -81,7 +81,7 @@ def test_a_run_of_steps_that_cannot_be_made_stops_and_is_replayed(tmp_path, monk
         'translate.py:smoke', tmp_path, train__num_steps='20', train__log_every='2', train__max_skipped='3',
         train__checkpoint_every='2', data__tokenizer='symbol',
     )  # fmt: skip
-    real, seen = train_lib.make_program, {}
+    real, seen = program_cache.make_program, {}
 
     def poisoned(*args):
         program = real(*args)
@@ -93,7 +93,7 @@ def test_a_run_of_steps_that_cannot_be_made_stops_and_is_replayed(tmp_path, monk
 
         return dataclasses.replace(program, step=step)
 
-    monkeypatch.setattr(train_lib, 'make_program', poisoned)
+    monkeypatch.setattr(program_cache, 'make_program', poisoned)
     with pytest.raises(errors.UserError, match=r'steps 4 to 6 were skipped') as stopped:
         train_lib.train(wanted, tmp_path / 'run')
     monkeypatch.undo()
