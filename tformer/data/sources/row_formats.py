@@ -204,7 +204,7 @@ def _tar(rows: Rows, names: Names) -> Iterator[tuple[int, Values]]:
     """The samples of a shard: adjacent members whose names are the same up to the first dot of the last part.
 
     The rest of a member's name is the name of its text; the keys of an object in a .json member are names, too. Members
-    without such a rest, such as README and hidden files, are no part of a sample. Nothing is unpacked to the disk.
+    without such a rest, such as README and hidden files, are not part of a sample. Nothing is unpacked to the disk.
     """
     with opened(rows.file) as stored, _one_line(rows.path):
         blocks = _Blocks(stored)
