@@ -33,7 +33,7 @@ def get_config(arguments: str = '') -> ConfigDict:
             activation='gelu',
             scan_layers=False,
         ),
-        data=Data(tokenizer_model='bpe', length=128, overlong='truncate'),
+        data=Data(tokenizer_model='bpe', length=128, num_buckets=8, overlong='truncate'),
         optimizer=Optimizer(learning_rate=5e-4, weight_decay=0.01),
         train=Train(
             objective='classification', num_epochs=12, batch_size=32, eval_every=0.1, best_metric='valid/accuracy'

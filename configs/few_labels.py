@@ -43,7 +43,7 @@ def get_config(arguments: str = '') -> ConfigDict:
             activation='gelu',
             scan_layers=False,
         ),
-        data=Data(tokenizer_vocab_size=4000, length=128, overlong='truncate'),
+        data=Data(tokenizer_vocab_size=4000, length=128, num_buckets=8, overlong='truncate'),
         optimizer=Optimizer(learning_rate=5e-4, schedule='linear', warmup_steps=40, weight_decay=0.01),
         train=Train(objective='classification', num_steps=400, batch_size=32),
         evaluate=Evaluate(samples=0),

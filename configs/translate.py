@@ -27,7 +27,7 @@ def get_config(size: str = '') -> ConfigDict:
             dropout_rate=0.15,
             scan_layers=False,
         ),
-        data=Data(tokenizer_vocab_size=4000, length=64, batch_tokens=2560),
+        data=Data(tokenizer_vocab_size=4000, length=64, num_buckets=8, batch_tokens=2560),
         optimizer=Optimizer(learning_rate=2e-3, schedule='cosine', warmup_steps=400),
         train=Train(objective='seq2seq', num_steps=6000, batch_size=64, label_smoothing=0.1, eval_every=500),
         decode=Decode(strategy='beam', beam_size=4, length_penalty=0.6, max_len=96, batch_size=64),

@@ -1,16 +1,13 @@
 """The batch that `benchmark --suggest` finds, and its number of buckets."""
 
 import json
-import types
 
-import numpy as np
 import pytest
 
 from places import ROOT
 from tformer import __main__ as command_line
 from tformer.commands import batch_sizes
-from tformer.commands.batch_sizes import GAIN, Batch, fastest, least_buckets
-from tformer.config import override
+from tformer.commands.batch_sizes import GAIN, Batch, fastest
 from tformer.errors import UserError
 from whole_runs import load, overrides
 
@@ -56,19 +53,6 @@ def test_a_batch_whose_parts_do_not_fit_is_halved():
     assert fastest(machine(3, 1000), 48, 1)[:2] == (48, 16)
     assert fastest(machine(2, 1000), 40, 5)[:2] == (40, 20)
     assert fastest(machine(1, 1000), 128, 1)[:2] == (64, 64)  # of at most MOST_PARTS
-
-
-def test_few_buckets_are_preferred_to_a_little_less_padding(tmp_path):
-    config = override(load('translate.py:smoke', tmp_path), {'data.length': 64, 'data.encoder_length': None})
-
-    def buckets(*lengths: int) -> int:
-        part = types.SimpleNamespace(examples=types.SimpleNamespace(lengths=np.array(lengths)[:, None]), epochs=1)
-        return least_buckets(types.SimpleNamespace(config=config, parts=[part]))
-
-    assert buckets(*[20] * 50) == 1
-    assert buckets(*[20] * 50, *[60] * 50) == 2
-    assert buckets(*[20] * 5000, *[21] * 20, *[60] * 5000) == 2
-    assert buckets(*range(1, 65)) == 32  # 1.5 % of padding; 16 buckets have 4.4
 
 
 @pytest.mark.slow

@@ -621,6 +621,22 @@ def test_shapes_hold_every_example_and_more_of_them_waste_less(lengths: np.ndarr
     assert slots(61) == lengths.sum()
 
 
+@pytest.mark.parametrize(
+    ('lengths', 'number'),
+    [
+        ([20] * 50, 1),
+        ([20] * 50 + [60] * 50, 2),
+        ([20] * 5000 + [21] * 20 + [60] * 5000, 2),  # a third would save 20 of 405,000 positions
+        ([*range(1, 65)], 8),  # eight equal parts pad 3.5 positions a row of 36; a ninth saves 16 of 2,304
+    ],
+)
+def test_as_many_buckets_as_are_worth_a_shape(lengths: list[int], number: int) -> None:
+    column = np.array(lengths)[:, None]
+    assert packing.enough_buckets(column, np.array([64])) == number
+    distinct, counts = np.unique(lengths, return_counts=True)
+    assert packing.enough_buckets(distinct[:, None], np.array([64]), counts) == number
+
+
 @given(arrays.arrays(np.int64, st.integers(1, 12), elements=st.integers(1, 20)), st.integers(1, 4))
 @settings(deadline=None)
 def test_shapes_are_near_the_best_there_are(lengths: np.ndarray, num_buckets: int) -> None:

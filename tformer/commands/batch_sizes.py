@@ -16,7 +16,6 @@ import jax
 from tformer import errors
 from tformer.config import Config, override
 from tformer.data.batches import mixture, pipeline
-from tformer.data.inspection import padding
 from tformer.data.tokenizers.tokenizers import train_tokenizers, with_chat
 from tformer.distributed import sharding
 from tformer.errors import UserError
@@ -27,8 +26,6 @@ from tformer.training.program import make_program
 USABLE = 0.9  # the share of a device's memory that a step may take
 GAIN = 1.05  # a batch of twice the size is worth its memory if it trains this much faster
 MOST_PARTS = 64  # microbatches
-BUCKETS = (1, 2, 4, 8, 16, 32)  # the numbers of them to choose from
-NEAR = 0.02  # of all positions: fewer buckets are preferred to less padding than this
 
 
 class Batch(NamedTuple):
@@ -61,7 +58,9 @@ def suggest(config: Config, steps: int) -> dict[str, Any]:
     )
     fields = {field: found.size, 'train.microbatches': found.parts}
     if config.data.batching == 'bucket':
-        fields['data.num_buckets'] = num_buckets(config)
+        records = mixture.load(config, 'train')
+        tokenizers = with_chat(config, train_tokenizers(config, records))
+        fields['data.num_buckets'] = pipeline.Batches(config, tokenizers, 'train', training=True).num_buckets
     flags = ' '.join(f'--config.{name}={value}' for name, value in fields.items())
     return {'flags': flags, 'tokens_per_s': round(found.rate or 0, 1), 'peak_bytes': round(found.peak)}
 
@@ -161,18 +160,3 @@ def device_memory() -> float:
     """Returns the bytes that a device of this process has; CPU devices share those of the machine."""
     stats = jax.devices()[0].memory_stats() or {}
     return float(stats.get('bytes_limit') or errors.machine_memory() / jax.local_device_count())
-
-
-def num_buckets(config: Config) -> int:
-    """Returns the least number of buckets whose padding is near the least of all."""
-    records = mixture.load(config, 'train')
-    train = pipeline.Batches(config, with_chat(config, train_tokenizers(config, records)), 'train', training=True)
-    return least_buckets(train)
-
-
-def least_buckets(train: pipeline.Batches) -> int:
-    """Returns the least number of buckets whose padding is near the least of all, for the rows of a split."""
-    lengths, epochs = [part.examples.lengths for part in train.parts], [part.epochs for part in train.parts]
-    limits = padding.longest(train.config.data, lengths[0].shape[1])
-    shares = {n: padding.laid(lengths, epochs, limits, 'bucket', n).padding for n in BUCKETS}
-    return min(n for n, share in shares.items() if share <= min(shares.values()) + NEAR)

@@ -116,8 +116,11 @@ def load_data(
     choose(dict.fromkeys(scorer.score_names(config, tokens.labels)), config.train.best_metric, 'train.best_metric')
     if tokens.labels and config.evaluate.positive_label is not None:
         choose(dict.fromkeys(tokens.labels), config.evaluate.positive_label, 'evaluate.positive_label')
+    if began is not None and config.data.num_buckets is None:
+        config = config_lib.override(config, {'data.num_buckets': began.data.num_buckets})
     multiple = row_multiple(config, began, mesh)
     batches = pipeline.Batches(config, tokens, 'train', training=True, records=records, row_multiple=multiple)
+    config = config_lib.override(config, {'data.num_buckets': batches.num_buckets})
     config = resolve_config(config, tokens, batches.steps_per_epoch, multiple)
     if config.data.num_workers is None:
         number = num_workers(sharding.jax_platform(mesh), os.cpu_count() or 1)

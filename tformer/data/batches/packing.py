@@ -15,6 +15,7 @@ from tformer.data.ragged import Computed, Ragged
 
 WINDOW = 4096  # examples that are packed together: this bounds the time and memory of packing
 BEST_FIT_WINDOW, NEIGHBOURS = 1 << 16, 64  # the same of `best_fit`, which reads so many neighbours together
+WORTH_A_BUCKET = 0.01  # of all positions: what one more bucket saves where their number is not given
 OPEN_ROWS = 1024  # of `best_fit`: rows with room that wait for the examples of later windows
 
 Shapes = tuple[tuple[int, ...], ...]  # padded row lengths in each stack, (T,) or (T, S), one for each bucket
@@ -36,6 +37,19 @@ def bucket_shapes(
     `lengths`, int [N, stacks], are the tokens of an example in each stack, and `counts`, int [N], how many examples
     have them (None: one each); no shape exceeds `limits`, int [stacks].
     """
+    buckets = _buckets(lengths, limits, num_buckets, 0.0, counts)
+    return tuple(sorted({tuple(map(int, bucket.max(axis=0))) for bucket in buckets}))
+
+
+def enough_buckets(lengths: np.ndarray, limits: np.ndarray, counts: np.ndarray | None = None) -> int:
+    """Returns the `num_buckets` of `bucket_shapes` from which on another bucket saves less than a hundredth."""
+    return len(_buckets(lengths, limits, None, WORTH_A_BUCKET, counts))
+
+
+def _buckets(
+    lengths: np.ndarray, limits: np.ndarray, most: int | None, worth: float, counts: np.ndarray | None
+) -> list[np.ndarray]:
+    """Divides the distinct lengths in at most `most` buckets, while a cut saves over `worth` of all positions."""
     # Long lengths become multiples of 8, which suit accelerators and make fewer shapes.
     rounded = np.minimum(np.where(lengths < 64, lengths, -(-lengths // 8) * 8), limits)
     codes = np.ravel_multi_index(tuple(rounded.T), tuple(limits + 1))  # one number per example sorts faster
@@ -44,15 +58,17 @@ def bucket_shapes(
     distinct = np.stack(np.unravel_index(found, tuple(limits + 1)), axis=1)
     buckets = [(distinct, counts)]
     cuts = [_best_cut(distinct, counts)]
-    while len(buckets) < num_buckets:
-        most = max(range(len(cuts)), key=lambda i: cuts[i][0])
-        saved, below = cuts[most]
-        if saved <= 0:
+    positions = counts.sum() * distinct.max(axis=0).sum()
+    while most is None or len(buckets) < most:
+        best = max(range(len(cuts)), key=lambda i: cuts[i][0])
+        saved, below = cuts[best]
+        if saved <= worth * positions:
             break
-        (distinct, counts), parts = buckets[most], (below, ~below)
-        buckets[most : most + 1] = [(distinct[part], counts[part]) for part in parts]
-        cuts[most : most + 1] = [_best_cut(*bucket) for bucket in buckets[most : most + 2]]
-    return tuple(sorted({tuple(map(int, bucket.max(axis=0))) for bucket, _ in buckets}))
+        positions -= saved
+        (distinct, counts), parts = buckets[best], (below, ~below)
+        buckets[best : best + 1] = [(distinct[part], counts[part]) for part in parts]
+        cuts[best : best + 1] = [_best_cut(*bucket) for bucket in buckets[best : best + 2]]
+    return [bucket for bucket, _ in buckets]
 
 
 def _best_cut(lengths: np.ndarray, counts: np.ndarray) -> tuple[float, np.ndarray]:

@@ -46,6 +46,7 @@ class Batches:
       records: of the split; the parts of a mixture one after the other.
       parts: the parts of the mixture, laid out.
       shapes: the padded row lengths, (T,) or (T, S); each that occurs is compiled as its own program.
+      num_buckets: data.num_buckets, or the number that suits the lengths of this split.
       widths: the rows of a batch of each shape.
       steps_per_epoch: in training a mean, because batches cross the ends of epochs.
     """
@@ -92,13 +93,9 @@ class Batches:
         batching = 'bucket' if how.packs and not training else data.batching
         lengths, counts = map(np.concatenate, zip(*(part.spans.counted() for part in examples), strict=True))
         limits = np.array([data.length, data.encoder_length or data.length][: lengths.shape[1]])
-        self.shapes = packing.BATCHING[batching].shapes(lengths, limits, data.num_buckets, counts)
-        tokens, multiple = data.batch_tokens, row_multiple or data.row_multiple or 1
-        rows = [config.train.batch_size if tokens is None else tokens // max(shape) for shape in self.shapes]
-        self.widths = tuple(max(count // multiple, 1) * multiple for count in rows)
-        most, shape = max(zip(self.widths, self.shapes, strict=True), key=lambda each: each[0] * sum(each[1]))
-        # The tokens, positions, targets and weights have 4 bytes each.
-        check_memory(f'batches of {most:,} rows of {" + ".join(map(str, shape))} tokens', 16 * most * sum(shape))
+        self.num_buckets = data.num_buckets or packing.enough_buckets(lengths, limits, counts)
+        self.shapes = packing.BATCHING[batching].shapes(lengths, limits, self.num_buckets, counts)
+        self.widths = _widths(config, self.shapes, row_multiple or data.row_multiple or 1)
         self.parts = tuple(
             layout.lay_out(config, index, part, epochs[index], batching, self.shapes, isinstance(records_, Split))
             for index, (part, records_) in enumerate(zip(examples, splits, strict=True))
@@ -242,6 +239,17 @@ class Batches:
         for name, value in self._per_row.items():
             batch[name] = np.zeros((rows, *value.shape), value.dtype)
         return batch
+
+
+def _widths(config: Config, shapes: packing.Shapes, multiple: int) -> tuple[int, ...]:
+    """Returns the rows of a batch of each shape; raises a `UserError` where the largest exceeds the memory."""
+    tokens = config.data.batch_tokens
+    rows = [config.train.batch_size if tokens is None else tokens // max(shape) for shape in shapes]
+    widths = tuple(max(count // multiple, 1) * multiple for count in rows)
+    most, shape = max(zip(widths, shapes, strict=True), key=lambda each: each[0] * sum(each[1]))
+    # The tokens, positions, targets and weights have 4 bytes each.
+    check_memory(f'batches of {most:,} rows of {" + ".join(map(str, shape))} tokens', 16 * most * sum(shape))
+    return widths
 
 
 def _examples(

@@ -90,9 +90,9 @@ def compared(config: Config, train: Batches) -> dict[str, Filled]:
     data, example_format = config.data, format_of(config)
     every, epochs = [part.examples.lengths for part in train.parts], [part.epochs for part in train.parts]
     limits = longest(data, every[0].shape[1])
-    own = f'bucket, {data.num_buckets}' if data.batching == 'bucket' else data.batching
+    own = f'bucket, {train.num_buckets}' if data.batching == 'bucket' else data.batching
     paddings = {'pad': laid(every, epochs, limits, 'pad', 1)}
-    for buckets in sorted({*NUM_BUCKETS, data.num_buckets}):
+    for buckets in sorted({*NUM_BUCKETS, train.num_buckets}):
         paddings[f'bucket, {buckets}'] = laid(every, epochs, limits, 'bucket', buckets)
     sample, often = _sample(train)
     count = sum(map(len, sample))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tformer.config.run import Config
+from tformer.config import Config, override
 from tformer.data import cache
 from tformer.data.batches import mixture
 from tformer.data.batches.pipeline import Batches
@@ -50,6 +50,7 @@ def report(
         say(f'tokenising and laying out the {split} split')
         training = split == 'train'
         splits[split] = Batches(config, tokenizers, split, training=training, records=own, row_multiple=row_multiple)
+        config = override(config, {'data.num_buckets': splits[split].num_buckets})  # as training has them
     yield from _section('records', [*amounts.records(config, splits, records), *absent])
     fields = list(amounts.text_columns(config, splits['train']).values())
     texts: dict[str, list[Texts]] = {}
