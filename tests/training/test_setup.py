@@ -72,3 +72,20 @@ def test_a_run_states_in_how_many_processes_its_batches_are_made(tmp_path, monke
     stated = dataclasses.replace(config, data=dataclasses.replace(config.data, num_workers=1))
     assert setup.load_data(stated, tmp_path, mesh).config.data.num_workers == 1
     assert [setup.num_workers('tpu', cores) for cores in (1, 3, 4, 16, 200)] == [0, 0, 1, 4, 4]
+
+
+def test_the_lengths_of_the_training_split_decide_the_buckets_of_all_and_a_resumed_run_keeps_its_own(tmp_path):
+    config = load('translate.py:smoke', tmp_path, data__cache_dir=str(tmp_path / 'cache'))
+    mesh = sharding.make_mesh(config.mesh)
+
+    def loaded(num_buckets, before=None):
+        stated = dataclasses.replace(config, data=dataclasses.replace(config.data, num_buckets=num_buckets))
+        return setup.load_data(stated, tmp_path, mesh, before)
+
+    found, two = loaded(None), setup.checkpoint_metadata(loaded(2))
+    number = found.config.data.num_buckets
+    assert number == len(found.batches.shapes) == found.valid.num_buckets > 2
+    assert loaded(None, setup.checkpoint_metadata(found)).fingerprint == found.fingerprint
+    assert loaded(None, two).config.data.num_buckets == 2
+    with pytest.raises(UserError, match=r'data\.num_buckets'):
+        loaded(number, two)
