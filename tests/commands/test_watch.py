@@ -106,6 +106,7 @@ def test_a_browser_shows_what_a_growing_run_writes_without_a_complaint(tmp_path:
         return asked[-1]
 
     monkeypatch.setattr(page.State, 'since', growing)
+    monkeypatch.setattr(page, 'FRESH', 0)  # the browser does not wait
     place = listening.listen('127.0.0.1', 0)
     options = uvicorn.Config(page.make_app(Watched(home), '127.0.0.1'), log_level='warning', lifespan='off')
     server = uvicorn.Server(options)

@@ -1,7 +1,15 @@
-"""One batch, number by number."""
+"""One batch, number by number, and the processes that make batches."""
+
+import os
+import pathlib
+import subprocess
+import sys
 
 import numpy as np
+import pytest
 
+from places import ROOT
+from small_sweeps import wait_for
 from tformer.config import Config, Data, Model, Train
 from tformer.data.batches.pipeline import Batches
 from tformer.data.tokenizers.bytes_and_characters import Byte
@@ -39,3 +47,18 @@ def test_each_side_is_padded_by_its_own_tokenizer():
     batch = Batches(run, Tokenizers(source, Byte()), 'train', training=True, records=records).batch(0)
     assert batch['encoder_inputs'].tolist() == [[A, EOS, FIRST - 1, FIRST - 1, FIRST - 1]]
     assert (batch['inputs'].tolist(), batch['targets'].tolist()) == ([[BOS, B, C, PAD, PAD]], [[B, C, EOS, PAD, PAD]])
+
+
+@pytest.mark.signals
+def test_a_worker_ends_although_its_process_was_killed_before_it_watched_it(tmp_path):
+    command = [sys.executable, ROOT / 'tests/helpers/orphans.py', tmp_path]
+    path = os.pathsep.join(map(str, (ROOT, ROOT / 'tests/helpers', ROOT / 'tests/accelerator')))
+    parent = subprocess.Popen(command, env={**os.environ, 'PYTHONPATH': path}, stdout=subprocess.PIPE, text=True)
+    worker = pathlib.Path('/proc', parent.stdout.readline().strip())
+    wait_for((tmp_path / 'begun').exists)
+    parent.kill()
+    parent.wait()
+    (tmp_path / 'go').touch()
+    wait_for(lambda: not worker.exists())  # else it would sleep twice as long as this waits
+    assert (tmp_path / 'followed').exists()
+    parent.stdout.close()

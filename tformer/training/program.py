@@ -173,8 +173,10 @@ def make_program(config: Config, batch: Mapping[str, Any], mesh: Mesh | None = N
     row = {name: jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype) for name, x in batch.items()}
     names = logical_names(model, objective, row)
     optimizer = make_optimizer(config, names)
-    make_state = functools.partial(make_init(model, objective, optimizer), batch=row)
-    abstract = jax.eval_shape(make_state, Hyperparameters.of(config))
+    # Traced once, for its shapes and for the program that computes it.
+    make_state = jax.jit(functools.partial(make_init(model, objective, optimizer), batch=row), inline=True)
+    with sharding.placed(mesh, config.mesh):
+        abstract = jax.eval_shape(make_state, Hyperparameters.of(config))
     teacher = make_teacher(config, row)
     step = make_train_step(model, objective, optimizer, config, teacher)
     return Program(config, mesh, model, objective, optimizer, names, abstract, step, teacher, make_state)

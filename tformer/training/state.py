@@ -1,5 +1,6 @@
 """The training state: what a step takes and returns, and how it is initialized and sharded."""
 
+import functools
 from typing import Any
 
 import flax.struct
@@ -85,8 +86,14 @@ def logical_names(model: nn.Module, objective: Objective, batch: Any) -> Any:
 
 def abstract_variables(model: nn.Module, objective: Objective, batch: Any) -> Any:
     """Returns a model's abstract variables, boxed with their logical names; nothing is computed."""
-    row = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype), batch)
-    return jax.eval_shape(lambda row: model.init(jax.random.key(0), row, method=objective.method), row)
+    row = tuple((name, (1, *x.shape[1:]), x.dtype) for name, x in sorted(batch.items()))
+    return jax.tree.map(lambda x: x, _abstract_variables(model, objective.method, row))
+
+
+@functools.lru_cache(maxsize=64)
+def _abstract_variables(model: nn.Module, method: Any, row: tuple[tuple[str, tuple[int, ...], Any], ...]) -> Any:
+    arrays = {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape, dtype in row}
+    return jax.eval_shape(lambda row: model.init(jax.random.key(0), row, method=method), arrays)
 
 
 def begin(optimizer: optax.GradientTransformation, hyper: Hyperparameters, params: Any, statistics: Any) -> TrainState:

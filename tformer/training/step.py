@@ -149,6 +149,7 @@ def in_microbatches(gradient: Loss, count: int) -> Loss:
     """
     if count == 1:
         return gradient
+    gradient = jax.jit(gradient, inline=True)  # traced once, for its shapes and for the scan
 
     def accumulated(params: Any, statistics: Any, batch: Batch, hyper: Hyperparameters, key: jax.Array) -> Any:
         # Row i goes to microbatch i % count, so that every device keeps the rows it has.

@@ -4,10 +4,10 @@ import collections
 import concurrent.futures
 import contextlib
 import functools
+import multiprocessing
 import os
 import signal
 import threading
-import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -316,13 +316,16 @@ def _by_threads(
 
 
 def follow(index: int = 0, count: int = 1) -> None:
-    """Lets a worker process ignore interrupts, and exit once the process that it works for has ended."""
+    """Lets a worker process ignore interrupts, and exit once the process that it works for has ended.
+
+    That process may have ended before this is called, so its number is not to be asked for.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = os.getppid()
+    parent = multiprocessing.parent_process()
+    assert parent is not None
 
     def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1)
+        parent.join()
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
