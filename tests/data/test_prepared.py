@@ -12,6 +12,7 @@ import sys
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,10 +24,15 @@ from tformer.data import cache
 from tformer.data.batches import pipeline
 from tformer.data.inspection import duplicates
 from tformer.data.prepared import cleaning, job, near, prepare, shards, stages
-from tformer.data.sources import sources, text_reader
+from tformer.data.sources import passages, sources, tables, text_reader
 from tformer.data.sources.records import SPLITS
+from tformer.data.sources.rows import Rows
 from tformer.data.tokenizers.tokenizers import Tokenizers, train_tokenizers
 from tformer.errors import NoSplitError, UserError
+
+pyarrow = pytest.importorskip('pyarrow', reason="pip install -e '.[parquet]'")
+parquet = pytest.importorskip('pyarrow.parquet')
+feather = pytest.importorskip('pyarrow.feather')
 
 RANDOM = random.Random(0)
 WORDS = [''.join(RANDOM.choices('abcdefghijklm naïveß', k=RANDOM.randint(2, 9))).replace(' ', '') for _ in range(2000)]
@@ -317,6 +323,83 @@ def test_the_parts_of_a_file_have_its_lines_and_their_numbers(tmp_path: Path) ->
     file.write_bytes(content_ + b'd\n')
     with pytest.raises(UserError, match='changed while it was being read'):
         list(part)
+
+
+@pytest.mark.parametrize('name', ['a.parquet', 'a.feather', 'a.arrow'])
+def test_the_parts_of_a_table_have_its_rows_and_their_numbers(tmp_path: Path, name: str) -> None:
+    rows = [{'text': f'text {i}'.encode() + (b'\xff' if i % 13 == 5 else b'')} for i in range(200)]
+    file = write_table(tmp_path / name, pyarrow.Table.from_pylist(rows), 30)
+    found, before, kind = text_reader.find(file), text_reader.state(file), file.suffix
+    sizes = tables.group_sizes(file, kind)
+    assert len(sizes) == 7 and min(sizes[:-1]) > sizes[-1] > 0
+
+    def read_of(part: Rows) -> list[tuple[str, str]]:
+        own = tables.TABLES[kind](part, {'text': True})
+        return [(part.where(number), values['text']) for number, values in own]
+
+    whole = Rows(found, 'skip')
+    expected = read_of(whole)
+    assert whole.skipped == 15 and len(expected) == 185
+    for edges in ([0, 7], [0, 1, 7], [0, 2, 3, 6, 7]):
+        parts = [tables.RowGroups(found, 'skip', *edge, before) for edge in itertools.pairwise(edges)]
+        assert [row for part in parts for row in read_of(part)] == expected
+        assert sum(part.skipped for part in parts) == 15
+    part = tables.RowGroups(found, 'skip', 0, 1, before)
+    os.utime(file, ns=(0, 0))
+    with pytest.raises(UserError, match='changed while it was being read'):
+        read_of(part)
+
+
+def write_table(file: Path, table: Any, rows: int) -> Path:
+    if file.suffix == '.parquet':
+        parquet.write_table(table, file, row_group_size=rows)
+    elif file.suffix == '.feather':
+        feather.write_feather(table, str(file), chunksize=rows)
+    else:
+        with pyarrow.OSFile(str(file), 'wb') as out, pyarrow.ipc.new_stream(out, table.schema) as stream:
+            stream.write_table(table, max_chunksize=rows)
+    return file
+
+
+@pytest.mark.usefixtures('small')
+@pytest.mark.parametrize('name', ['train.parquet', 'train.arrow'])
+def test_the_set_of_a_table_is_that_of_its_texts_whatever_its_groups(tmp_path: Path, name: str) -> None:
+    rows = texts(300)
+    expected = made_of(tmp_path / 'lines', write(tmp_path / 'lines' / 'train.jsonl', rows))
+    table = pyarrow.table({'text': rows})
+    for size in (300, 20):
+        place = tmp_path / str(size)
+        place.mkdir()
+        file = write_table(place / name, table, size)
+        cfg = config(place, str(file))
+        parts = job.plan(cfg, train_tokenizers(cfg, [])).parts
+        assert (len(parts) > 3) == (size == 20)
+        shards_ = {name: own for name, own in made_of(place, str(file)).items() if 'record' in name}
+        assert shards_ == {name: own for name, own in expected.items() if 'record' in name}
+
+
+def made_of(place: Path, path: str) -> dict[str, bytes]:
+    made(config(place, path), place / 'set')
+    return content(place / 'set')
+
+
+@pytest.mark.usefixtures('small')
+def test_a_long_text_is_prepared_in_passages_and_no_line_is_lost(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(passages, 'LENGTH', 2000)
+    lines = [f'{text}\n' for text in texts(300)]
+    file = tmp_path / 'long.txt'
+    file.write_text(''.join(lines))
+    place = tmp_path / 'set'
+    cfg = config(tmp_path, str(file))
+    made(cfg, place)
+    tokens = Tokenizers.load(place)
+    found = {split: read(place, tokens, split) for split in ('train', 'valid', 'test')}
+    held = [line for split in found for text in found[split] for line in text.splitlines(keepends=True)]
+    assert sorted(held) == sorted(lines)
+    assert all(len(text) < 4000 for text in found['train']) and len(found['train']) > 10
+    whole = file.read_text()
+    assert ''.join(sorted(found['test'], key=whole.index)) == whole[-sum(map(len, found['test'])) :]
+    assert 0.01 * len(whole) < sum(map(len, found['test'])) < 0.05 * len(whole)
 
 
 def test_the_share_of_words_decides_what_is_near() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tformer.config.run import Data
-from tformer.data.sources import row_formats, sources
+from tformer.data.sources import sources, tables
 from tformer.errors import UserError
 
 pyarrow = pytest.importorskip('pyarrow', reason="pip install -e '.[parquet]'")
@@ -368,20 +368,20 @@ def test_a_missing_package_is_one_line(tmp_path, monkeypatch: pytest.MonkeyPatch
 def test_a_file_is_read_a_few_rows_at_a_time(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One giant row group, and one giant batch of Arrow, become Python's objects a part at a time."""
     sizes, held = [], []
-    real = row_formats._python
+    real = tables._python
 
     def counted(batch):
         sizes.append(batch.num_rows)
         held.append(pyarrow.total_allocated_bytes())
         return real(batch)
 
-    monkeypatch.setattr(row_formats, '_python', counted)
+    monkeypatch.setattr(tables, '_python', counted)
     table = pyarrow.Table.from_pylist(ROWS)
     parquet.write_table(table, tmp_path / 'a.parquet', row_group_size=len(ROWS))
     feather.write_feather(table, str(tmp_path / 'a.feather'), chunksize=len(ROWS))
     for name in ('a.parquet', 'a.feather'):
         assert len(load('valid', valid_path=(str(tmp_path / name),))) == len(ROWS)
-    assert max(sizes) <= row_formats._AT_ONCE and sum(sizes) == 2 * len(ROWS)
+    assert max(sizes) <= tables.AT_ONCE and sum(sizes) == 2 * len(ROWS)
     rng = np.random.default_rng(0)
     texts = [rng.bytes(800).hex() for _ in range(8_000)]
     parquet.write_table(pyarrow.table({'text': texts}), tmp_path / 'big.parquet', compression='none')

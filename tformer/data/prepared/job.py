@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,10 @@ from tformer import config as config_lib
 from tformer.config import Config, extensions
 from tformer.config.tasks import TASKS
 from tformer.data.prepared import near, shards
-from tformer.data.sources import files, records, sources, text_reader, token_files
+from tformer.data.sources import files, passages, records, sources, tables, text_reader, token_files
 from tformer.data.sources.file_formats import ending, opened
+from tformer.data.sources.passages import Passages
+from tformer.data.sources.tables import TABLES, RowGroups
 from tformer.data.sources.text_reader import File, Part
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.errors import NoSplitError, UserError
@@ -32,7 +34,7 @@ class Job:
 
     config: Config
     files: list[tuple[str, str, tuple[int, int], tuple[str, ...], str]]  # path, digest, state, held out of it, split
-    parts: list[tuple[int, str, int, int]]  # number of a file or -1, split, and bytes or records; 0, 0: all of a file
+    parts: list[tuple[int, str, int, int]]  # number of a file or -1, split, and bytes, records or groups; 0, 0: all
     fingerprint: str
 
     def save(self, place: Path) -> None:
@@ -49,12 +51,16 @@ class Job:
             for record in _records(data, objective, split)[start:stop]:
                 yield split, record['text']
             return
-        path, digest, state, held_out, split = self.files[file]
+        path, digest, state, held_out, _ = self.files[file]
         found = File(Path(path), digest)
-        before = (state[0], state[1])
-        text = Part(found, data.bad_lines, start, stop, before) if stop else opened(found, data.bad_lines)
-        for own, record in files.read_splits(text, tuple(held_out), split, data, objective):
-            yield own, record['text']
+        text: Any = opened(found, data.bad_lines)
+        if stop:
+            text = PARTS[ending(found.path)](found, data.bad_lines, start, stop, (state[0], state[1]))
+        if isinstance(text, Passages):
+            yield from ((split, passage) for passage in text.texts())
+        else:
+            for own, record in files.read_splits(text, tuple(held_out), split, data, objective):
+                yield own, record['text']
         yield text.skipped
 
 
@@ -115,7 +121,29 @@ def _add_files(config: Config, split: str, found: list[Any], parts: list[Any]) -
             continue
         before = text_reader.state(path)
         file = text_reader.find(path)
-        count = -(-before[0] // PART) if path.suffix == '.jsonl' else 1
-        edges = [before[0] * index // count for index in range(count + 1)] if count > 1 else [0, 0]
-        parts += [(len(found), split, *edge) for edge in itertools.pairwise(edges)]
+        edges = list(_edges(path, split, held_out, before[0], config))
+        parts += [(len(found), *edge) for edge in (edges if len(edges) > 1 else [(split, 0, 0)])]
         found.append((str(path.absolute()), file.digest, before, held_out, split))
+
+
+def _edges(
+    path: Path, split: str, held_out: tuple[str, ...], size: int, config: Config
+) -> Iterator[tuple[str, int, int]]:
+    """Yields (split, start, stop) of the parts of a file, each of about `PART` bytes, unless it is read whole."""
+    if path.suffix == '.jsonl':
+        count = -(-size // PART)
+        yield from ((split, size * i // count, size * (i + 1) // count) for i in range(count))
+    elif path.suffix == '.txt' and size > PART:
+        if TASKS[config.train.objective].running_text and not config.data.columns:
+            yield from passages.edges(path, held_out, files.HELD_OUT, PART)
+    elif path.suffix in TABLES:
+        ends = list(itertools.accumulate(tables.group_sizes(path, path.suffix)))
+        inside = (i + 1 for i, (end, after) in enumerate(itertools.pairwise(ends)) if end // PART < after // PART)
+        yield from ((split, *edge) for edge in itertools.pairwise([0, *inside, len(ends)]))
+
+
+PARTS: dict[str, Callable[..., Any]] = {  # how the parts of a file are read
+    '.jsonl': Part,
+    '.txt': Passages,
+    **dict.fromkeys(TABLES, RowGroups),
+}

@@ -13,7 +13,7 @@ from tformer.config.run import Data
 from tformer.config.tasks import RECORDS, TASKS
 from tformer.data.sources import fields, row_formats, templates, token_files
 from tformer.data.sources.records import BadRecord, Record
-from tformer.data.sources.row_formats import Rows
+from tformer.data.sources.rows import Rows
 from tformer.data.sources.text_reader import PACKS, File, Numbered, Text
 from tformer.errors import UserError, choose, nearest
 

@@ -22,7 +22,7 @@ from tformer.errors import NoSplitError, UserError, nearest
 
 _NAMES = {'train': ('train',), 'valid': ('valid', 'validation', 'val'), 'test': ('test',)}  # of files of a split
 _SAVED, _SPLITS = 'state.json', 'dataset_dict.json'  # beside what the hub's `datasets` have saved
-_HELD_OUT = 0.02  # the share of the train files that is held out for a split without files of its own
+HELD_OUT = 0.02  # the share of the train files that is held out for a split without files of its own
 
 
 def load(config: Data, objective: str, split: str) -> tuple[str, Read]:
@@ -196,7 +196,7 @@ def read_splits(
     """Yields (split, record) of a file: `split`, or where splits are held out of it each record's own."""
     kind, empty = ending(text.path), not text.partial
     is_document = kind == '.txt' and TASKS[objective].running_text
-    key, shares = RECORDS[TASKS[objective].records].held_out_by, dict.fromkeys(held_out, _HELD_OUT)
+    key, shares = RECORDS[TASKS[objective].records].held_out_by, dict.fromkeys(held_out, HELD_OUT)
     for record in READERS[kind](text, config, objective):
         empty = False
         if held_out and is_document:
@@ -215,7 +215,7 @@ def read_splits(
 
 def _cut(text: str, held_out: tuple[str, ...], split: str) -> str:
     """Returns a split's part of a document. Held-out splits are its end, cut at the start of a line if it has lines."""
-    stop, size = len(text), int(_HELD_OUT * len(text))
+    stop, size = len(text), int(HELD_OUT * len(text))
     for name in reversed(held_out):
         place = stop - size
         start = text.rfind('\n', max(0, place - size), place) + 1 or place

@@ -13,7 +13,7 @@ import stat
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from tformer.data.sources.records import Bad
 from tformer.errors import UserError
@@ -108,16 +108,19 @@ class Part(Text):
 
     def _numbered(self) -> Iterator[tuple[int, bytes]]:
         with self.path.open('rb', _BUFFER) as file:
-            place = 0
-            if self._start:
-                file.seek(self._start - 1)
-                place = self._start - 1 + len(file.readline())
-            number = int(self._start > 0)  # the first line of a file is number 1, and special
-            while place < self._stop and (line := file.readline()):
-                number, place = number + 1, place + len(line)
-                yield number, line
+            yield from self._lines(file)
         if state(self.path) != self._before:
             raise changed(self.path)
+
+    def _lines(self, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+        place = 0
+        if self._start:
+            file.seek(self._start - 1)
+            place = self._start - 1 + len(file.readline())
+        number = int(self._start > 0)  # the first line of a file is number 1, and special
+        while place < self._stop and (line := file.readline()):
+            number, place = number + 1, place + len(line)
+            yield number, line
 
 
 def find(path: Path) -> File:
