@@ -250,6 +250,19 @@ class GroupInTurns(StackedGroup):
 
         return step
 
+    def compile_step(self, state: Any, batch: Any, hyper: Any) -> None:
+        """Compiles the train step for the shapes of all batches."""
+        for own_state, own_batch, own_hyper in zip(state, batch, hyper, strict=True):
+            if not super().is_compiled(own_batch):
+                super().compile_step(own_state, own_batch, own_hyper)
+
+    def is_compiled(self, batch: Any) -> bool:
+        """Returns whether `compile_step` has been called for the shapes of all batches."""
+        return all(Group.is_compiled(self, own) for own in batch)
+
+    def _lower(self, state: TrainState, batch: Batch, hyper: Hyperparameters) -> jax.stages.Lowered:
+        return Group._lower(self, state, batch, hyper)
+
     def start(self) -> tuple[Any, Any]:
         """Returns (the states, their hyperparameters)."""
         every = [(self.program, each.config, each.directory, self.checkpoint_step) for each in self.slots]
