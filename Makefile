@@ -59,10 +59,10 @@ newest:
 stack: setup
 	$(BIN)/python -m pytest -n 2 -m stack
 
-# Everything: lint, types, the site, the newest Python, then the tests and the proofs in one run of pytest, whose closing
-# line comes last.
+# Lint, types, the site, the newest Python, then the quick tests and every third proof of each file in one run of pytest,
+# whose closing line comes last. `make proofs` runs all proofs.
 check: lint docs newest parity
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --sample=3
 
 # The compilers of TPUs and GPUs, which need none of them, in a folder that `tformer inspect --device` and `plan` know.
 COMPILERS := build/compilers

@@ -75,15 +75,17 @@ def mapped() -> int:
 
 def pytest_addoption(parser):
     parser.addoption('--store-shares', action='store_true', help='store the share of the time that each file takes')
+    parser.addoption('--sample', type=int, default=1, help='of the slow tests of a file, run the first of so many')
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     """The longest files come first, so that no worker ends alone; the tests of one case stand together."""
     for item in items:
         for mark in item.iter_markers('slow_cases'):
             if item.callspec.id in mark.args:
                 item.add_marker('slow')
+    sample(config, items)
     for item in items if accelerator.MODE is None else ():
         if item.get_closest_marker('accelerator'):
             item.add_marker(pytest.mark.skip(reason='no accelerator: make accelerator runs these'))
@@ -102,6 +104,21 @@ def pytest_collection_modifyitems(items):
     items.sort(key=place)
 
 
+def sample(config, items):
+    """Leaves out slow tests as `--sample` asks: which ones depends on their order in their file alone."""
+    of_file = collections.Counter()
+    left_out = []
+    for item in items if config.option.sample > 1 else ():
+        if item.get_closest_marker('slow'):
+            if of_file[item.location[0]] % config.option.sample:
+                left_out.append(item)
+            of_file[item.location[0]] += 1
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        gone = set(left_out)
+        items[:] = [item for item in items if item not in gone]
+
+
 def pytest_runtest_logreport(report):
     SECONDS['slow' if 'slow' in report.keywords else 'quick'][report.location[0]] += report.duration
 
@@ -109,6 +126,8 @@ def pytest_runtest_logreport(report):
 def pytest_terminal_summary(terminalreporter, config):
     if config.getoption('--store-shares'):
         shares.store(SECONDS)
-    elif sum(len(files) for files in SECONDS.values()) > len(shares.load()['quick']) // 2:  # not of a few files alone
+    elif (
+        config.option.sample == 1 and sum(map(len, SECONDS.values())) > len(shares.load()['quick']) // 2
+    ):  # of most files
         for line in shares.outgrown(SECONDS, shares.load()):
             terminalreporter.write_line(f'tests: {line}')
