@@ -117,6 +117,55 @@ def test_shares_follow_weights_and_temperature(place: pathlib.Path) -> None:
         assert (np.abs(counts - 8 * wanted) <= 2).all()  # every batch has the mixture
 
 
+STAGES = ('step=6 weights=0,1,1', 'step=13 weights=3,1,0')
+
+
+@pytest.mark.parametrize('batching', ['pack', 'bucket'])
+def test_stages_begin_at_their_steps_and_a_batch_depends_on_seed_and_step_alone(place, batching: str) -> None:
+    cfg = run(place, mixture_stages=STAGES, batching=batching)
+    batches = made(cfg)
+    shares = [np.bincount(batches._find(step)[1].part, minlength=3) / 8 for step in range(400)]
+    for steps, wanted in ((range(6), WEIGHTS), (range(6, 13), (0, 1, 1)), (range(13, 400), (3, 1, 0))):
+        found = np.mean([shares[step] for step in steps], axis=0)
+        assert not any(found[part] for part in range(3) if not wanted[part])
+        assert batching == 'pack' or np.abs(found - np.array(wanted) / sum(wanted)).max() < 0.1 + 1 / len(steps)
+    expected = [batches.batch(step) for step in range(20)]
+    for start in (0, 5, 6, 12, 17):
+        resumed = pipeline.iterate(made(cfg), start, cfg)
+        for step in range(start, min(start + 3, 20)):
+            assert_equal(next(resumed), expected[step])
+        resumed.close()
+    before, (first, _) = made(run(place, batching=batching)), (6, 13)
+    for step in range(first):
+        assert_equal(before.batch(step), expected[step])
+    assert before.fingerprint != batches.fingerprint
+
+
+@pytest.mark.parametrize(
+    ('stages', 'message'),
+    [
+        (('weights=1,1,1',), r"mixture_stages\[0\]='weights=1,1,1' is not of the form 'step=1000 weights=3,1'"),
+        (('step=5 weights=1,1,1 more',), r"mixture_stages\[0\]='step=5 weights=1,1,1 more' is not of the form"),
+        (('step=x weights=1,1,1',), r'mixture_stages\[0\]\.step=.x. is not'),
+        (('step=1.5 weights=1,1,1',), r'mixture_stages\[0\]\.step=.1\.5. is not'),
+        (('step=-1 weights=1,1,1',), r'mixture_stages\[0\]: step=-1 must be at least 0'),
+        (('step=5 weights=1,1,1', 'step=5 weights=1,2,1'), r'mixture_stages\[1\]: step=5 must be at least 6'),
+        (('step=5 weights=1,1',), r'mixture_stages\[0\]: 2 weights for 3 parts'),
+        (('step=5 weights=1,y,1',), r'mixture_stages\[0\]\.weights=.1,y,1. is not'),
+        (('step=5 weights=0,0,0',), r'weights=0,0,0 must be 0 or more each, and some above 0'),
+        (('step=5 weights=2,-1,1',), r'weights=2,-1,1 must be 0 or more each'),
+        (('step=5 weights=inf,1,1',), r'weights=inf,1,1 must be'),
+        (('step=5 weights=nan,1,1',), r'weights=nan,1,1 must be'),
+        (('step=0 weights=1,0,1', 'step=9 weights=2,0,1'), r'data\.mixture\[1\] is never seen'),
+    ],
+)
+def test_mistakes_in_stages(place: pathlib.Path, stages: tuple[str, ...], message: str) -> None:
+    cfg = run(place, mixture_stages=stages)
+    with pytest.raises(UserError, match=message) as error:
+        checks.check_here(dataclasses.replace(cfg, train=dataclasses.replace(cfg.train, num_steps=20)))
+    assert '\n' not in str(error.value)
+
+
 def test_evaluation_goes_through_the_parts_in_their_order(place: pathlib.Path) -> None:
     batches = made(run(place), 'valid', training=False)
     assert [record['source'][0] for record in batches.records] == ['0'] * 5 + ['1'] * 5 + ['2'] * 5
