@@ -16,10 +16,9 @@ import jax
 from tformer import errors
 from tformer.config import Config, override
 from tformer.data.batches import mixture, pipeline
-from tformer.data.tokenizers.tokenizers import train_tokenizers, with_chat
 from tformer.distributed import sharding
 from tformer.errors import UserError
-from tformer.training import setup
+from tformer.training import setup, workdir
 from tformer.training.dummy_batch import assumed, random_batch
 from tformer.training.program import make_program
 
@@ -59,7 +58,7 @@ def suggest(config: Config, steps: int) -> dict[str, Any]:
     fields = {field: found.size, 'train.microbatches': found.parts}
     if config.data.batching == 'bucket':
         records = mixture.load(config, 'train')
-        tokenizers = with_chat(config, train_tokenizers(config, records))
+        tokenizers = workdir.new_tokenizers(config, records)
         fields['data.num_buckets'] = pipeline.Batches(config, tokenizers, 'train', training=True).num_buckets
     flags = ' '.join(f'--config.{name}={value}' for name, value in fields.items())
     return {'flags': flags, 'tokens_per_s': round(found.rate or 0, 1), 'peak_bytes': round(found.peak)}

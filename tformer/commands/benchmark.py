@@ -31,10 +31,9 @@ from tformer.commands import start
 from tformer.commands.batch_sizes import suggest
 from tformer.config import Config
 from tformer.data.batches import mixture, pipeline
-from tformer.data.tokenizers.tokenizers import train_tokenizers, with_chat
 from tformer.distributed import devices, sharding
 from tformer.errors import UserError, choose
-from tformer.training import checkpoint_writer
+from tformer.training import checkpoint_writer, workdir
 from tformer.training.dummy_batch import assumed, random_batch
 from tformer.training.program import make_program
 from tformer.training.state import TrainState, count_parameters
@@ -219,7 +218,7 @@ def feed(config: Config, steps: int) -> dict[str, Any]:
     """
     with tempfile.TemporaryDirectory() as place:
         config = config_lib.override(config, {'data.cache_dir': place})
-        tokenizers = with_chat(config, train_tokenizers(config, mixture.load(config, 'train')))
+        tokenizers = workdir.new_tokenizers(config, mixture.load(config, 'train'))
 
         def opened() -> tuple[pipeline.Batches, float]:
             began = time.perf_counter()

@@ -57,8 +57,9 @@ class Tokens(View):
     def _records(self, indices: Sequence[int]) -> list[Record]:
         """Returns the text of documents, or of long ones of their beginning, once their vocabulary is known."""
         if self._decode is None:
+            name = self._files[0].file.path if self._files else 'a prepared set'
             raise UserError(
-                f'{self._files[0].file.path} holds tokens and no text, which this needs: set the tokenizer that wrote '
+                f'{name} holds tokens and no text, which this needs: set the tokenizer that wrote '
                 'it, data.tokenizer=huggingface with data.tokenizer_path, or data.tokenizer_from'
             )
         return [{'text': self._decode(self.documents[index][:_SHOWN].tolist())} for index in indices]
