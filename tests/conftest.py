@@ -75,7 +75,7 @@ def mapped() -> int:
 
 def pytest_addoption(parser):
     parser.addoption('--store-shares', action='store_true', help='store the share of the time that each file takes')
-    parser.addoption('--sample', type=int, default=1, help='of the slow tests of a file, run the first of so many')
+    parser.addoption('--sample', type=int, default=1, help='run the first of every so many slow tests of a file')
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses

@@ -6,14 +6,14 @@ import sys
 import time
 
 import lives
-from tformer.data.batches import pipeline
+from tformer.data import worker
 
 
 def work(place: pathlib.Path) -> None:
     (place / 'begun').touch()
     while not (place / 'go').exists():
         time.sleep(0.01)
-    pipeline.follow()
+    worker.follow()
     (place / 'followed').touch()
     time.sleep(2 * lives.HANG)
 

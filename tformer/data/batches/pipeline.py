@@ -4,10 +4,7 @@ import collections
 import concurrent.futures
 import contextlib
 import functools
-import multiprocessing
 import os
-import signal
-import threading
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -22,6 +19,7 @@ from tformer.data.examples import corrupt, example_arrays, example_formats
 from tformer.data.examples.special_tokens import Fields
 from tformer.data.sources.records import Record, Split
 from tformer.data.tokenizers.tokenizers import Tokenizers
+from tformer.data.worker import follow
 from tformer.errors import UserError, check_memory, choose
 
 _ENDLESS = 1 << 40  # steps
@@ -313,19 +311,3 @@ def _by_threads(
                 yield coming.popleft().result()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-
-
-def follow(index: int = 0, count: int = 1) -> None:
-    """Lets a worker process ignore interrupts, and exit once the process that it works for has ended.
-
-    That process may have ended before this is called, so its number is not to be asked for.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def watch() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()

@@ -19,7 +19,7 @@ import numpy as np
 
 from tformer import atomic
 from tformer.config import Config, hashing
-from tformer.data.batches import pipeline
+from tformer.data import worker
 from tformer.data.prepared import job as job_lib
 from tformer.data.prepared import shards, stages
 from tformer.data.prepared.job import WORK, Job
@@ -180,7 +180,7 @@ def processes(number: int) -> Iterator[Engine]:
 
 def _begin() -> None:
     """Begins a process of `processes`, which ends with the one that it works for."""
-    pipeline.follow()
+    worker.follow()
     SentencePiece.threads = 1
     os.environ |= {'TOKENIZERS_PARALLELISM': 'false', 'RAYON_NUM_THREADS': '1'}
 
