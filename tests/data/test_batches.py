@@ -53,12 +53,13 @@ def test_each_side_is_padded_by_its_own_tokenizer():
 def test_a_worker_ends_although_its_process_was_killed_before_it_watched_it(tmp_path):
     command = [sys.executable, ROOT / 'tests/helpers/orphans.py', tmp_path]
     path = os.pathsep.join(map(str, (ROOT, ROOT / 'tests/helpers', ROOT / 'tests/accelerator')))
-    parent = subprocess.Popen(command, env={**os.environ, 'PYTHONPATH': path}, stdout=subprocess.PIPE, text=True)
+    pipes = {'stdout': subprocess.PIPE, 'stderr': subprocess.PIPE}
+    parent = subprocess.Popen(command, env={**os.environ, 'PYTHONPATH': path}, text=True, **pipes)
     worker = pathlib.Path('/proc', parent.stdout.readline().strip())
     wait_for((tmp_path / 'begun').exists)
     parent.kill()
     parent.wait()
     (tmp_path / 'go').touch()
     wait_for(lambda: not worker.exists())  # else it would sleep twice as long as this waits
-    assert (tmp_path / 'followed').exists()
-    parent.stdout.close()
+    with parent.stdout, parent.stderr:
+        assert 'Traceback' not in parent.stderr.read()
