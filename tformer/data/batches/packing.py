@@ -15,7 +15,7 @@ from tformer.data.ragged import Computed, Ragged
 
 WINDOW = 4096  # examples that are packed together: this bounds the time and memory of packing
 BEST_FIT_WINDOW, NEIGHBOURS = 1 << 16, 64  # the same of `best_fit`, which reads so many neighbours together
-WORTH_A_BUCKET = 0.01  # of all positions: what one more bucket saves where their number is not given
+WORTH_A_BUCKET = 0.02  # of all positions: what one more bucket saves where their number is not given
 OPEN_ROWS = 1024  # of `best_fit`: rows with room that wait for the examples of later windows
 
 Shapes = tuple[tuple[int, ...], ...]  # padded row lengths in each stack, (T,) or (T, S), one for each bucket
@@ -42,7 +42,7 @@ def bucket_shapes(
 
 
 def enough_buckets(lengths: np.ndarray, limits: np.ndarray, counts: np.ndarray | None = None) -> int:
-    """Returns the `num_buckets` of `bucket_shapes` from which on another bucket saves less than a hundredth."""
+    """Returns the `num_buckets` of `bucket_shapes` from which on another bucket saves less than a fiftieth."""
     return len(_buckets(lengths, limits, None, WORTH_A_BUCKET, counts))
 
 
