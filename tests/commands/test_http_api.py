@@ -101,14 +101,20 @@ def test_biases_and_forms_of_the_run_and_biases_of_requests_write_what_generate_
     [
         ({'logit_bias': {'x': 1}}, "logit_bias: 'x' is not the number of a token from 0 to 16"),
         ({'logit_bias': {'17': 1}}, "logit_bias: '17' is not the number of a token from 0 to 16"),
+        ({'logit_bias': {'9' * 5000: 1}}, 'is not the number of a token from 0 to 16'),
+        ({'logit_bias': {'5': 1, '05': 2}}, "logit_bias: '05' is not the number of a token from 0 to 16"),
         ({'logit_bias': {'5': 100.5}}, 'logit_bias: 100.5 of token 5 must be int or float from -100 to 100'),
         ({'logit_bias': {'5': True}}, 'logit_bias: True of token 5 must be int or float'),
         ({'logit_bias': {'5': float('nan')}}, 'logit_bias: nan of token 5 must be int or float'),
         ({'logit_bias': [5]}, 'logit_bias=[5] must be dict'),
         ({'logit_bias': {str(i): 1 for i in range(301)}}, 'logit_bias has 301 tokens: at most 300'),
+        ({'stream_options': {'include_usage': 'yes'}}, "stream_options: include_usage='yes' must be bool"),
+        ({'stream_options': {'usage': True}}, "stream_options: 'usage' is not supported; valid: include_usage"),
+        ({'stream_options': {'include_obfuscation': True}}, "'include_obfuscation' is not supported"),
+        ({'prompt': ['a'] * 3, 'n': 3}, '9 texts are asked for, and no more than --waiting=8 can wait'),
         ({'max_tokens': 2}, 'max_tokens=2: the shortest text that fits has 4 with its end'),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:60],
 )
 def test_biases_that_name_nothing_and_lengths_that_fit_nothing_are_refused(given, words) -> None:
     left = asyncio.Event()

@@ -213,3 +213,16 @@ def test_an_output_that_cannot_be_written_is_told_before_anything_is_computed(na
     for file, line in cases.items():
         with pytest.raises(UserError, match=f'^--output={file}:? {line}'):
             command_line.main(['tformer', name, '--workdir=nowhere', f'--output={file}', 'a'])
+
+
+@pytest.mark.parametrize('name', ['score', 'generate'])
+def test_the_file_of_the_texts_is_not_written_over(name, tmp_path) -> None:
+    texts, link = tmp_path / 'texts', tmp_path / 'link'
+    texts.write_text('a\nb\n')
+    link.symlink_to(texts)
+    for output in (texts, link, f'{tmp_path}/../{tmp_path.name}/texts'):
+        with pytest.raises(UserError, match=f'^--output={output} is the file of the texts, which would be lost'):
+            command_line.main(
+                ['tformer', name, f'--workdir={TESTS}/stored_run', f'--input={texts}', f'--output={output}']
+            )
+    assert texts.read_text() == 'a\nb\n' and link.is_symlink()

@@ -65,7 +65,7 @@ def _run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags)
     overrides = overrides if flags.n is None else {**overrides, 'decode.num_outputs': str(flags.n)}
     workdir, draft = commands.needed(flags, 'workdir'), flags.draft or None
     loaded = Run.load(workdir, overrides, flags.checkpoint, placed=True, draft=draft).for_writing()
-    lines = texts_lib.given(arguments, flags.input)
+    lines = texts_lib.given(arguments, flags.input, flags.output)
     chats = list(map(chat_of, lines)) if flags.chat else []
     texts = [message['content'] for chat in chats for message in chat] if flags.chat else lines
     reader = loaded.tokenizers.target if loaded.config.model.family == 'decoder' else loaded.tokenizers.source

@@ -177,12 +177,14 @@ class Texts:
     """The texts of one request: each has its own `Request`, and what is said of them comes in one queue."""
 
     def __init__(self, api: Api, asked: Asked, read: Sequence[Sequence[int]]) -> None:
-        """Takes the tokens of each prompt. Raises a `Refusal` where they are too many or the queue is full."""
+        """Takes the tokens of each prompt. Raises a `Refusal` where they or the texts are too many, now or ever."""
         self.api, self.asked = api, asked
         self.loop, self.said = asyncio.get_running_loop(), asyncio.Queue[tuple[int, Piece]]()
         self.created, kind = int(time.time()), 'chatcmpl' if asked.chat else 'cmpl'
         self.id = f'{kind}-{uuid.uuid4().hex}'
-        longest = api.run.config.model.max_len
+        longest, waiting = api.run.config.model.max_len, api.scheduler.most_waiting
+        if (number := len(read) * asked.number) > waiting:  # which the queue has no room for even when it is empty
+            raise Refusal(400, f'{number} texts are asked for, and no more than --waiting={waiting} can wait')
         self.requests: list[Request] = []
         for tokens in read:
             room = row_writer.room(api.run.config, tokens)

@@ -1,5 +1,6 @@
 """What the body of a request to `tformer serve` asks for, by the completions and chat convention of the field."""
 
+import re
 import secrets
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -30,6 +31,8 @@ _OFF: dict[str, tuple[Any, ...]] = {
     'parallel_tool_calls': (None, True, False),
     'modalities': (None, ['text']),
 }
+
+_OFF_IN_STREAMS = ('include_obfuscation', 'continuous_usage_stats')  # of stream_options
 
 
 class Refusal(Exception):
@@ -95,7 +98,7 @@ def parse(body: Mapping[str, Any], chat: bool, served: str, vocab_size: int) -> 
         min_p=float(take('min_p', (int, float), 0.0, 0, 1)),
         seed=take('seed', (int,), secrets.randbits(31), 0, 2**31 - 1),
     )
-    options = take('stream_options', (dict,), {})
+    usage = _usage(take('stream_options', (dict,), {}))
     biases = _biases(take('logit_bias', (dict,), {}), vocab_size)
     wanted = take('logprobs', (bool,) if chat else (bool, int), False, 0, 1)
     asked = Asked(
@@ -107,7 +110,7 @@ def parse(body: Mapping[str, Any], chat: bool, served: str, vocab_size: int) -> 
         biases,
         tuple(stops),
         take('stream', (bool,), False),
-        options.get('include_usage') is True,
+        usage,
         wanted is not False,
     )
     if len(prompts) * asked.number > MOST_CHOICES:
@@ -121,12 +124,27 @@ def parse(body: Mapping[str, Any], chat: bool, served: str, vocab_size: int) -> 
     return asked
 
 
+def _usage(options: Mapping[str, Any]) -> bool:
+    """Returns whether the options of a stream ask for the counts of tokens at its end."""
+    for name, value in options.items():
+        if name in _OFF_IN_STREAMS and value in (None, False):
+            continue
+        if name != 'include_usage':
+            raise Refusal(400, f'stream_options: {name!r} is not supported; valid: include_usage')
+        if not isinstance(value, bool | None):
+            raise Refusal(400, f'stream_options: include_usage={value!r} must be bool')
+    return options.get('include_usage') is True
+
+
+_NUMBER = re.compile('0|[1-9][0-9]{0,15}')  # of a token; each has one name
+
+
 def _biases(given: Mapping[str, Any], vocab_size: int) -> dict[int, float]:
     """Returns what logits gain by tokens, which keys of JSON name."""
     if len(given) > MOST_BIASED:
         raise Refusal(400, f'logit_bias has {len(given)} tokens: at most {MOST_BIASED}')
     for token, value in given.items():
-        if not (token.isascii() and token.isdigit() and int(token) < vocab_size):
+        if not (_NUMBER.fullmatch(token) and int(token) < vocab_size):
             raise Refusal(400, f'logit_bias: {token!r} is not the number of a token from 0 to {vocab_size - 1}')
         if type(value) not in (int, float) or not -100 <= value <= 100:
             raise Refusal(400, f'logit_bias: {value!r} of token {token} must be int or float from -100 to 100')
