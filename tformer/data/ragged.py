@@ -17,20 +17,25 @@ def _itself(places: np.ndarray) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Computed:
-    """Numbers [size] that are computed where they are read: `of` returns those at some places, int64 [k].
+    """Numbers [size] that are computed where they are read: `of` returns those at some places, int64 [k], and `between`
+    those from one place to another, if that is quicker.
 
     Without `of` they are 0, 1, 2 and so on.
     """
 
     size: int
     of: Callable[[np.ndarray], np.ndarray] = _itself
+    between: Callable[[int, int], np.ndarray] | None = None
 
     def __len__(self) -> int:
         return self.size
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return self.of(np.arange(*index.indices(self.size)))
+            start, stop, step = index.indices(self.size)
+            if self.between and step == 1:
+                return self.between(start, max(start, stop))
+            return self.of(np.arange(start, stop, step))
         return self.of(index) if isinstance(index, np.ndarray) else self.of(np.array([index]))[0]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:

@@ -5,7 +5,7 @@ import collections
 import dataclasses
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -51,14 +51,14 @@ def lay_out(
     A packed layout takes time: if it may be `cached`, it is taken from the cache or put there.
     """
     how, limits = packing.BATCHING[batching], np.max(shapes, axis=0)
-    lengths: Any = Computed(len(examples), examples.spans.lengths_of)
+    lengths: Any = Computed(len(examples), examples.spans.lengths_of, examples.spans.lengths_between)
     kind = 'i' if len(examples) < 1 << 31 else 'q'
     rows = functools.partial(how.rows, lengths, limits, np.random.default_rng((config.train.seed, LAYOUT, part)))
 
     def write(writer: cache.Writer) -> None:
-        made, stop = iter(rows()), 0
+        stop = 0
         writer.append('offsets', np.zeros(1, np.int64))
-        while len(some := Ragged.of(itertools.islice(made, _AT_ONCE), kind)):
+        for some in _in_blocks(rows(), kind):
             writer.append('examples', some.flat)
             writer.append('offsets', some.offsets[1:] + stop)
             stop += len(some.flat)
@@ -86,6 +86,16 @@ def lay_out(
     if len(shapes) > 1:
         by_bucket = examples.spans.by_shape(functools.partial(packing.bucket_of, shapes=shapes), len(shapes))
     return Part(examples, laid, by_bucket, epochs)
+
+
+def _in_blocks(rows: Iterable[Iterable[int]], kind: str) -> Iterator[Ragged]:
+    """Yields rows that are made already at once, and others as many together as are held in memory."""
+    if isinstance(rows, Ragged):
+        yield Ragged(rows.flat.astype(kind, copy=False), rows.offsets)
+        return
+    made = iter(rows)
+    while len(some := Ragged.of(itertools.islice(made, _AT_ONCE), kind)):
+        yield some
 
 
 class TrainSampler:
@@ -155,11 +165,9 @@ class EvalSampler:
         for bucket, width in enumerate(widths):
             rows = np.concatenate([part.by_bucket[bucket] for part in parts])
             owner = np.repeat(np.arange(len(parts)), [len(part.by_bucket[bucket]) for part in parts])
-            for start in range(0, len(rows), width):
-                in_batch = slice(start, start + width)
-                empty = (0, width - len(rows[in_batch]))
-                part, row = (np.pad(values[in_batch], empty, constant_values=-1) for values in (owner, rows))
-                self._batches.append((bucket, Rows(part, np.zeros_like(row), row)))
+            empty = (0, -len(rows) % width)
+            part, row = (np.pad(values, empty, constant_values=-1).reshape(-1, width) for values in (owner, rows))
+            self._batches += [(bucket, Rows(*batch)) for batch in zip(part, np.zeros_like(row), row, strict=True)]
         counts = collections.Counter(bucket for bucket, _ in self._batches)
         padded = fewer_shapes([counts[bucket] for bucket in range(len(shapes))], widths, shapes)
         self._batches = [(padded[bucket], rows) for bucket, rows in self._batches]

@@ -16,6 +16,7 @@ from tformer.data.ragged import Computed, Ragged
 WINDOW = 4096  # examples that are packed together: this bounds the time and memory of packing
 BEST_FIT_WINDOW, NEIGHBOURS = 1 << 16, 64  # the same of `best_fit`, which reads so many neighbours together
 WORTH_A_BUCKET = 0.02  # of all positions: what one more bucket saves where their number is not given
+_AT_ONCE = 1 << 22  # of `pack` in one stack: examples, or counts of lengths, of windows that are filled together
 OPEN_ROWS = 1024  # of `best_fit`: rows with room that wait for the examples of later windows
 
 Shapes = tuple[tuple[int, ...], ...]  # padded row lengths in each stack, (T,) or (T, S), one for each bucket
@@ -113,6 +114,8 @@ def pack(lengths: np.ndarray, limits: np.ndarray, rng: np.random.Generator, wind
     """
     lengths = np.asarray(lengths)
     order = rng.permutation(len(lengths))
+    if len(limits) == 1:
+        return _longest_first(order, lengths[:, 0], int(limits[0]), window)
     windows = (order[start : start + window] for start in range(0, len(order), window))
     return Ragged.of(row for members in windows for row in _fill_rows(members, lengths[members], limits))
 
@@ -184,6 +187,77 @@ def _fill_rows(members: np.ndarray, lengths: np.ndarray, limits: np.ndarray) -> 
             left[best] -= 1
             free -= kinds[best]
         yield row
+
+
+def _longest_first(order: np.ndarray, sizes: np.ndarray, limit: int, window: int) -> Ragged:
+    """Returns the rows of `_fill_rows` in one stack, of windows of `order` one after the other.
+
+    `sizes`, int [N], are from 1 to `limit`. Many windows are filled side by side, one example of each at a time.
+    """
+    together = max(min(_AT_ONCE // window, _AT_ONCE // (limit + 1)), 1) * window
+    flat: list[np.ndarray] = [np.zeros(0, np.int32 if len(order) < 1 << 31 else np.int64)]
+    begins = [np.zeros(0, bool)]
+    for start in range(0, len(order), together):
+        some = order[start : start + together]
+        count = -(-len(some) // window)
+        own = np.zeros(count * window, np.min_scalar_type(limit))  # of size 0: after the end of the last window
+        own[: len(some)] = sizes[some]
+        places, first = _fill_windows(own.reshape(count, window), limit)
+        places += window * np.arange(count)[:, None]
+        real = own.reshape(count, window) > 0
+        filled = np.arange(window) < real.sum(axis=1, keepdims=True)
+        flat.append(some[places[filled]].astype(flat[0].dtype))
+        begins.append(first[filled])
+    firsts = np.flatnonzero(np.concatenate(begins))
+    return Ragged(np.concatenate(flat), np.append(firsts, len(order)).astype(np.int64))
+
+
+def _fill_windows(sizes: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the order in which the examples of windows are put in rows, int [windows, window], and which of them
+    begin a row, bool. The next one is the longest that fits in the row, or in an empty one if none does.
+
+    `sizes`, int [windows, window], are at most `limit`; those of size 0 are none, and come last.
+    """
+    windows, window = sizes.shape
+    by_size = np.argsort(sizes, axis=1, kind='stable')
+    start = np.arange(windows) * (limit + 1)  # of each window, in flat tables with a number for each size
+    counts = np.bincount((start[:, None] + sizes).ravel(), minlength=windows * (limit + 1)).reshape(windows, -1)
+    full, left = counts[:, limit].copy(), counts[:, 1:limit].sum(axis=1)
+    counts[:, limit] = 0
+    sizes_left = np.where(counts > 0, np.arange(limit + 1), 0)
+    below = (
+        np.maximum.accumulate(sizes_left, axis=1).astype(sizes.dtype).ravel()
+    )  # the largest size up to each that may be left
+    ends = np.cumsum(counts, axis=1).astype(np.int32).ravel()  # in `by_size`, of those that are left of each size
+    firsts = ends - counts.ravel().astype(np.int32)
+    firsts[start] = -1  # so that size 0 is never used up
+
+    def longest(table: np.ndarray, room: np.ndarray) -> np.ndarray:
+        """The largest size that is left and fits, 0 if none: it is found through sizes that are used up, and kept."""
+        size = below[table + room].astype(np.int64)
+        gone = np.flatnonzero(ends[table + size] == firsts[table + size])
+        while len(gone):
+            size[gone] = below[table[gone] + size[gone] - 1]
+            gone = gone[ends[table[gone] + size[gone]] == firsts[table[gone] + size[gone]]]
+        below[table + room] = size
+        return size
+
+    place = np.tile(np.arange(window)[::-1], windows)  # in `by_size`; full ones, rows of their own, stay there
+    begins = np.ones(windows * window, bool)
+    longer = np.argsort(-left, kind='stable')  # the windows that are still filled are the first of these
+    at, table, free = longer * window + full[longer], start[longer], np.zeros(windows, np.int64)
+    for live in windows - np.searchsorted(np.sort(left), np.arange(left.max()), 'right'):
+        size = longest(table[:live], free[:live])
+        new = np.flatnonzero(size == 0)
+        free[new] = limit
+        size[new] = longest(table[new], free[new])
+        ends[table[:live] + size] -= 1
+        place[at[:live]] = ends[table[:live] + size]
+        begins[at[:live]] = False
+        begins[at[new]] = True
+        free[:live] -= size
+        at[:live] += 1
+    return np.take_along_axis(by_size, place.reshape(sizes.shape), axis=1), begins.reshape(sizes.shape)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -50,6 +50,10 @@ class Spans:
         """Returns the positions that some examples take in each stack: int64 [k, stacks]."""
         return np.stack([each[index] for each in self.lengths], axis=1)
 
+    def lengths_between(self, start: int, stop: int) -> np.ndarray:
+        """Returns `lengths_of` the examples from `start` up to `stop`."""
+        return np.stack([each[start:stop] for each in self.lengths], axis=1)
+
     def counted(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns lengths, int64 [n, stacks], and how many examples have each of them, int64 [n]."""
         return np.stack(self.lengths, axis=1), np.ones(len(self), np.int64)
@@ -122,6 +126,16 @@ class Pieces:
         _, start, stop = self.find(index)
         return self.positions[stop - start]
 
+    def lengths_between(self, start: int, stop: int) -> np.ndarray:
+        size = np.full(stop - start, self.room)
+        if len(size):
+            (first, last), (skipped, _) = self.every.find(np.array([start, stop - 1]))
+            full, left = np.divmod(self.sizes(slice(int(first), int(last) + 1)), self.room)
+            ends = np.cumsum(full + (left > 0)) - 1 - skipped  # the last piece of each document
+            cut = (left > 0) & (ends >= 0) & (ends < len(size))
+            size[ends[cut]] = left[cut]
+        return self.positions[size]
+
     def counted(self) -> tuple[np.ndarray, np.ndarray]:
         sizes = np.flatnonzero(self.counts)
         return self.positions[sizes], self.counts[sizes]
@@ -156,18 +170,18 @@ class _Counted:
         """Returns the document of some of these pieces, and their number among its own: int64 [k] each."""
         block = np.searchsorted(self._starts, index, 'right') - 1
         document, before = block * self._stride, self._starts[block]
-        for edges, mine in self._within(block):
-            inside = np.searchsorted(edges, index[mine], 'right') - 1
-            document[mine] += inside
-            before[mine] = edges[inside]
+        for own, edges, mine in self._within(block):
+            place = np.searchsorted(edges, index[mine], 'right') - 1
+            document[mine] = own[place // self._stride] * self._stride + place % self._stride
+            before[mine] = edges[place]
         return document, index - before
 
     def before(self, document: np.ndarray) -> np.ndarray:
         """Returns how many of these pieces come before those of some documents: int64 [k]."""
         block, inside = np.divmod(document, self._stride)
         before = self._starts[block]
-        for edges, mine in self._within(block):
-            before[mine] = edges[inside[mine]]
+        for own, edges, mine in self._within(block):
+            before[mine] = edges[np.searchsorted(own, block[mine]) * self._stride + inside[mine]]
         return before
 
     def numbers(self, index: np.ndarray) -> np.ndarray:
@@ -178,18 +192,22 @@ class _Counted:
             ordinal = pieces.sizes(document) // pieces.room
         return pieces.every.before(document) + ordinal
 
-    def _within(self, block: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yields, for each block of several documents, how many pieces come before each of them and before the next
-        block, int64 [stride + 1], and where it stands in `block`, int64 [k]."""
-        if self._stride == 1 or not len(block):
+    def _within(self, block: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Yields some of the blocks, int64 [n] ascending; how many pieces come before each of their documents, int64
+        [n * stride]; and where these blocks stand in `block`, int64 [k]. Nothing if a block is one document."""
+        if self._stride == 1:
             return
-        order = np.argsort(block, kind='stable')
-        for mine in np.split(order, np.flatnonzero(np.diff(block[order])) + 1):
-            own = int(block[mine[0]])
-            counts = self._counts(slice(own * self._stride, (own + 1) * self._stride))
-            yield self._starts[own] + np.concatenate([[0], np.cumsum(counts)]), mine
+        blocks, of = np.unique(block, return_inverse=True)
+        together = max(_AT_ONCE // self._stride, 1)
+        for some in _blocks(len(blocks), together):
+            own = blocks[some]
+            documents = own[:, None] * self._stride + np.arange(self._stride)
+            last = len(self._pieces.texts) - 1
+            counts = self._counts(np.minimum(documents, last).ravel()).reshape(documents.shape) * (documents <= last)
+            edges = self._starts[own][:, None] + np.cumsum(counts, axis=1) - counts
+            yield own, edges.ravel(), np.flatnonzero((of >= some.start) & (of < some.stop))
 
-    def _counts(self, documents: slice) -> np.ndarray:
+    def _counts(self, documents: Any) -> np.ndarray:
         """Returns how many of these pieces some documents have: int64 [k]."""
         full, left = np.divmod(self._pieces.sizes(documents), self._pieces.room)
         return full * self._wanted[self._pieces.room] + self._wanted[left]

@@ -141,7 +141,10 @@ class Shards:
         return np.frombuffer(content, self.dtype)
 
 
-_opened = functools.lru_cache(maxsize=64)(Shards)
+@functools.lru_cache(maxsize=64)
+def _opened(place: str, split: str, mark: str) -> Shards:
+    """Returns the shards of a split, which are opened once in a process."""
+    return Shards(place, split, mark)  # a function, because a cache over the class would not pickle
 
 
 @functools.lru_cache(maxsize=_OPEN)

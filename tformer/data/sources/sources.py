@@ -2,9 +2,10 @@
 
 import functools
 import importlib.util
+import os
 import re
 import sysconfig
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -98,9 +99,7 @@ def stdlib(config: Data, objective: str, split: str) -> tuple[str, Read]:
     A hash of the file's name decides its split: 90 % train, 5 % valid, 5 % test. Records also have a `name`.
     """
     root = Path(sysconfig.get_paths()['stdlib'])
-    left_out = {'site-packages', 'dist-packages', 'test', 'tests', 'idle_test', '__pycache__'}
-    names = sorted(path.relative_to(root).as_posix() for path in root.rglob('*.py'))
-    names = [name for name in names if not left_out & set(name.split('/'))]
+    names = sorted(path.relative_to(root).as_posix() for path in _modules(root))
     names = [name for name in names if split_of(name, valid=0.05, test=0.05) == split]
 
     def read() -> tuple[list[Record], int]:
@@ -108,6 +107,14 @@ def stdlib(config: Data, objective: str, split: str) -> tuple[str, Read]:
         return [record for record in records if record['text']], 0
 
     return fingerprint('stdlib', [(name, find(root / name).digest) for name in names]), read
+
+
+def _modules(root: Path) -> Iterator[Path]:
+    """Yields the files of a library; installed packages, which may be many more, are not looked through."""
+    left_out = {'site-packages', 'dist-packages', 'test', 'tests', 'idle_test', '__pycache__'}
+    for place, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if name not in left_out]
+        yield from (Path(place, name) for name in names if name.endswith('.py'))
 
 
 def _source_text(path: Path) -> str:
