@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 
 import numpy as np
 import pytest
@@ -205,8 +206,10 @@ def test_nothing_to_score_is_said(capsys) -> None:
 
 @pytest.mark.parametrize('name', ['score', 'generate', 'fill', 'predict'])
 def test_an_output_that_cannot_be_written_is_told_before_anything_is_computed(name, tmp_path) -> None:
+    os.mkfifo(tmp_path / 'pipe')
     cases = {
         f'{tmp_path}/no/x': 'the directory .*no does not exist',
+        f'{tmp_path}/pipe': 'is not a regular file',
         str(tmp_path): 'is a directory',
         '/': 'is a directory',
     }
@@ -215,7 +218,7 @@ def test_an_output_that_cannot_be_written_is_told_before_anything_is_computed(na
             command_line.main(['tformer', name, '--workdir=nowhere', f'--output={file}', 'a'])
 
 
-@pytest.mark.parametrize('name', ['score', 'generate'])
+@pytest.mark.parametrize('name', ['score', 'generate', 'fill', 'predict'])
 def test_the_file_of_the_texts_is_not_written_over(name, tmp_path) -> None:
     texts, link = tmp_path / 'texts', tmp_path / 'link'
     texts.write_text('a\nb\n')

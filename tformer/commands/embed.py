@@ -46,8 +46,7 @@ ARGUMENTS = 'TEXT'
 def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) -> None:
     workdir, file = commands.needed(flags, 'workdir'), pathlib.Path(commands.needed(flags, 'output'))
     write = choose(WRITERS, file.suffix, f'--output={file}: the ending')
-    if not file.absolute().parent.is_dir():
-        raise UserError(f'--output={file}: the directory {file.parent} does not exist')
+    reading.check_output(flags.output, flags.input)
     if write is _parquet and importlib.util.find_spec('pyarrow') is None:
         raise UserError(f"--output={file} needs the package pyarrow: pip install 'tformer[parquet]'; or write .npy")
     texts = texts_lib.given(arguments, flags.input)

@@ -41,7 +41,7 @@ _AT_ONCE = 8  # rows, of which a batch holds the logits of all positions
 
 
 def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) -> None:
-    reading.check_output(flags.output)
+    reading.check_output(flags.output, flags.input)
     workdir, texts = commands.needed(flags, 'workdir'), texts_lib.given(arguments, flags.input)
     found = fill(Run.load(workdir, overrides, flags.checkpoint), texts, flags.top, source=flags.input)
     rows = [{'text': text, 'masks': masks} for text, masks in zip(texts, found, strict=True)]

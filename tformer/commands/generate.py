@@ -54,7 +54,7 @@ PROCESSES = True
 def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) -> None:
     if flags.scores and flags.jsonl:
         raise UserError('--scores and --jsonl: choose one; --jsonl has the scores')
-    reading.check_output(flags.output)
+    reading.check_output(flags.output, flags.input)
     if flags.output is None and jax.process_count() > 1:
         raise UserError('--coordinator: several processes need --output=FILE')
     with sharding.apart():
@@ -65,7 +65,7 @@ def _run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags)
     overrides = overrides if flags.n is None else {**overrides, 'decode.num_outputs': str(flags.n)}
     workdir, draft = commands.needed(flags, 'workdir'), flags.draft or None
     loaded = Run.load(workdir, overrides, flags.checkpoint, placed=True, draft=draft).for_writing()
-    lines = texts_lib.given(arguments, flags.input, flags.output)
+    lines = texts_lib.given(arguments, flags.input)
     chats = list(map(chat_of, lines)) if flags.chat else []
     texts = [message['content'] for chat in chats for message in chat] if flags.chat else lines
     reader = loaded.tokenizers.target if loaded.config.model.family == 'decoder' else loaded.tokenizers.source

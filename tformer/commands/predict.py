@@ -55,7 +55,7 @@ _ANNOTATIONS = ('label', 'tags', 'answers')  # fields of a record that nobody ha
 
 
 def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) -> None:
-    reading.check_output(flags.output)
+    reading.check_output(flags.output, flags.input)
     workdir, texts = commands.needed(flags, 'workdir'), texts_lib.given(arguments, flags.input)
     loaded = Run.load(workdir, overrides, flags.checkpoint)
     reading.write_lines(predict(loaded, texts, source=flags.input), flags.output)

@@ -58,13 +58,20 @@ def write_lines(rows: Sequence[Mapping[str, Any]], file: str | None) -> None:
         atomic.write(pathlib.Path(file), ''.join(lines))
 
 
-def check_output(file: str | None) -> None:
-    """Raises a `UserError` where a file cannot be written, before there is anything to write."""
+def check_output(file: str | None, texts: str | None = None) -> None:
+    """Raises a `UserError` where a file cannot be written, before there is anything to write.
+
+    `texts` is the file of the texts, which no output may replace.
+    """
     if file is None:
         return
     path = pathlib.Path(file)
     if not path.name or path.is_dir():
         raise UserError(f'--output={file} is a directory, and the name of a file is needed')
+    if path.exists() and not path.is_file():
+        raise UserError(f'--output={file} is not a regular file; standard output is written to without it')
+    if texts is not None and path.resolve() == pathlib.Path(texts).resolve():
+        raise UserError(f'--output={file} is the file of the texts, which would be lost: name another')
     if not path.parent.is_dir():
         raise UserError(f'--output={file}: the directory {path.parent} does not exist')
 

@@ -72,8 +72,8 @@ class Score(NamedTuple):
 
 
 def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) -> None:
-    reading.check_output(flags.output)
-    workdir, texts = commands.needed(flags, 'workdir'), texts_lib.given(arguments, flags.input, flags.output)
+    reading.check_output(flags.output, flags.input)
+    workdir, texts = commands.needed(flags, 'workdir'), texts_lib.given(arguments, flags.input)
     loaded = Run.load(workdir, overrides, flags.checkpoint, placed=True).for_writing()
     found = score(loaded, texts, stride=flags.stride, ended=flags.ended, source=flags.input)
     reading.write_lines([_line(each, flags.tokens) for each in found], flags.output)

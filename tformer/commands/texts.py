@@ -10,16 +10,14 @@ from tformer.data.tokenizers.vocabulary import Tokenizer
 from tformer.errors import UserError
 
 
-def given(arguments: list[str], file: str | None, output: str | None = None) -> list[str]:
+def given(arguments: list[str], file: str | None) -> list[str]:
     """Returns the arguments, else the lines of `file`, else those of standard input.
 
     Raises:
-      UserError: no text is given, or it is not UTF-8, or it has a NUL byte, or `file` is the `output`, too.
+      UserError: no text is given, or it is not UTF-8, or it has a NUL byte.
     """
     if arguments:
         return [_utf8(os.fsencode(text), 'the arguments') for text in arguments]
-    if file is not None and output is not None and os.path.realpath(file) == os.path.realpath(output):
-        raise UserError(f'--output={output} is the file of the texts, which would be lost: name another')
     text = (
         _utf8(sys.stdin.buffer.read(), 'standard input') if file is None else text_reader.read_text(pathlib.Path(file))
     )

@@ -123,7 +123,9 @@ def _parse(option: Any, text: str) -> Any:
         if text[:1] in ('(', '['):
             values = ast.literal_eval(text)
             return coerce(option, values if isinstance(values, list | tuple) else (values,), '')
-        return tuple(_parse(item, part.strip()) for part in text.split(',') if part.strip())
+        first, *others = text.split(',')
+        parts = [first, *map(str.lstrip, others)]  # spaces belong to a text, but for those behind a comma
+        return tuple(_parse(item, part) for part in (parts if item is str else map(str.strip, parts)) if part)
     if typing.get_origin(option) is typing.Literal and text in typing.get_args(option):
         return text
     if option is bool:
