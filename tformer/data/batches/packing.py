@@ -225,9 +225,8 @@ def _fill_windows(sizes: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray
     full, left = counts[:, limit].copy(), counts[:, 1:limit].sum(axis=1)
     counts[:, limit] = 0
     sizes_left = np.where(counts > 0, np.arange(limit + 1), 0)
-    below = (
-        np.maximum.accumulate(sizes_left, axis=1).astype(sizes.dtype).ravel()
-    )  # the largest size up to each that may be left
+    # The largest size up to each that may be left.
+    below = np.maximum.accumulate(sizes_left, axis=1).astype(sizes.dtype).ravel()
     ends = np.cumsum(counts, axis=1).astype(np.int32).ravel()  # in `by_size`, of those that are left of each size
     firsts = ends - counts.ravel().astype(np.int32)
     firsts[start] = -1  # so that size 0 is never used up
