@@ -33,6 +33,7 @@ _OFF: dict[str, tuple[Any, ...]] = {
 }
 
 _OFF_IN_STREAMS = ('include_obfuscation', 'continuous_usage_stats')  # of stream_options
+_NUMBER = re.compile('0|[1-9][0-9]{0,15}')  # of a token; each has one name
 
 
 class Refusal(Exception):
@@ -134,9 +135,6 @@ def _usage(options: Mapping[str, Any]) -> bool:
         if not isinstance(value, bool | None):
             raise Refusal(400, f'stream_options: include_usage={value!r} must be bool')
     return options.get('include_usage') is True
-
-
-_NUMBER = re.compile('0|[1-9][0-9]{0,15}')  # of a token; each has one name
 
 
 def _biases(given: Mapping[str, Any], vocab_size: int) -> dict[int, float]:
