@@ -75,7 +75,7 @@ compilers: setup
 # plugin. Nothing is installed. TFORMER_ACCELERATOR=cpu rehearses it on a CPU.
 TFORMER_ACCELERATOR ?= chip
 accelerator: export TFORMER_ACCELERATOR := $(TFORMER_ACCELERATOR)
-accelerator: export PYTHONPATH := .
+accelerator: export PYTHONPATH := .$(if $(PYTHONPATH),:$(PYTHONPATH))
 accelerator:
 	$(PYTHON) tests/helpers/accelerator.py
 	@failed=0; \

@@ -28,7 +28,7 @@ from tformer.errors import choose
 from tformer.layers.block import LAYER_SHARING
 from tformer.layers.dropout import DropoutRates
 from tformer.layers.embed import Embedding
-from tformer.layers.heads import TokenStatistics, token_statistics
+from tformer.layers.heads import STATISTICS, TokenStatistics, token_statistics
 from tformer.layers.layer_stack import layers_apart
 from tformer.layers.outputs import HEADS
 from tformer.layers.parallel.each_device import on_own_tokens
@@ -111,7 +111,9 @@ class Family(nn.Module):
         def in_chunks(shared: Any, tokens: Any) -> TokenStatistics:
             variables, temperatures = shared
 
-            @functools.partial(jax.checkpoint, prevent_cse=False)
+            @functools.partial(
+                jax.checkpoint, prevent_cse=False, policy=jax.checkpoint_policies.save_only_these_names(STATISTICS)
+            )
             def one(part: Any) -> TokenStatistics:
                 streams, real_BT, targets_BT = part
                 each = zip(models, variables, streams, strict=True)

@@ -290,7 +290,7 @@ def test_a_benchmark_compares_the_operations_of_a_step_with_the_peak_of_all_devi
     monkeypatch.setattr(benchmark, 'time', types.SimpleNamespace(perf_counter=lambda: next(clock)))
     monkeypatch.setattr(benchmark.devices, 'peak_flops', lambda kind, dtype: 1e9)
     facts = {'device': 'x', 'devices': 4, 'tokens': 100}
-    given = (lambda: {'loss': 0.5, 'flops': 4e9}), None, facts
+    given = (lambda: {'scores': {'loss': (0.5, 1.0)}, 'flops': 4e9}), None, facts
     monkeypatch.setattr(benchmark, 'stepping', lambda stated: contextlib.nullcontext(given))
     found = benchmark.train_step(config.Config(), 3)
     assert found == {

@@ -36,6 +36,7 @@ CASES = {
     'groups': Case(heads=(8, 4), sizes=(8, 24)),
     'fewer key heads than devices': Case(heads=(8, 2)),
     'packed': Case(packed=True),
+    'packed in several blocks': Case(lengths=(300, 300), heads=(2, 1), packed=True),
     'full': Case(causal=False, order=None),
     'full and packed': Case(causal=False, order=None, packed=True, heads=(4, 2)),
     'across': Case(causal=False, order=None, across=True, lengths=(140, 260)),

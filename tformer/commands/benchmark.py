@@ -18,7 +18,7 @@ import pathlib
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -99,11 +99,12 @@ def benchmark(
     return choose(ways, what, 'what')(config, steps)
 
 
+Numbers = Mapping[str, Any]  # what a train step returns beside the state, on the devices
+
+
 @contextlib.contextmanager
-def stepping(
-    config: Config,
-) -> Iterator[tuple[Callable[[], dict[str, float]], Callable[[], TrainState], dict[str, Any]]]:
-    """Gives (a function that makes a step and returns its loss and flops, one that returns the state, model facts)."""
+def stepping(config: Config) -> Iterator[tuple[Callable[[], Numbers], Callable[[], TrainState], dict[str, Any]]]:
+    """Gives (a function that begins a step and returns its numbers, one that returns the state, facts of the model)."""
     config = assumed(config)
     batch = random_batch(config)
     program = make_program(config, batch)
@@ -117,23 +118,28 @@ def stepping(
             'tokens': sum(value.size for name, value in batch.items() if name.endswith('inputs')),
         }
 
-        def once() -> dict[str, float]:
+        def begin() -> Numbers:
             nonlocal state
             state, numbers = program.jitted_step(state, placed, program.hyper, *program.taught)
-            (total, weight), flops = jax.device_get((numbers['scores']['loss'], numbers['flops']))
-            return {'loss': float(total / weight), 'flops': float(flops)}
+            return dict(numbers)
 
         for _ in range(2):
-            once()
-        yield once, lambda: state, facts
+            ended(begin())
+        yield begin, lambda: state, facts
+
+
+def ended(numbers: Numbers) -> tuple[float, float]:
+    """Waits until a step has ended; returns its loss and its floating-point operations."""
+    (total, weight), flops = jax.device_get((numbers['scores']['loss'], numbers['flops']))
+    return float(total / weight), float(flops)
 
 
 def train_step(config: Config, steps: int, trace: StepTrace | None = None) -> dict[str, Any]:
     """Returns the median time of `steps` train steps on full random batches, after two unmeasured."""
     times: list[float] = []
     products: list[float] = []
-    step_numbers: dict[str, float] = {}
-    with stepping(config) as (once, _, facts), contextlib.ExitStack() as contexts:
+    loss = flops = 0.0
+    with stepping(config) as (begin, _, facts), contextlib.ExitStack() as contexts:
         peak = devices.peak_flops(facts['device'], config.model.dtype)
         multiply = matrix_product(config.model.dtype) if peak is None else None
         if trace is not None:
@@ -143,21 +149,21 @@ def train_step(config: Config, steps: int, trace: StepTrace | None = None) -> di
                 trace.begin(step)
             began = time.perf_counter()
             with jax.profiler.StepTraceAnnotation('train', step_num=step):
-                step_numbers = once()
+                loss, flops = ended(begin())
             times.append(time.perf_counter() - began)
             if trace is not None:
-                trace.end(step, step_numbers['loss'])
+                trace.end(step, loss)
             if multiply is not None:
                 products.append(multiply())
     median = statistics.median(times)
     rate = {'tokens_per_s': round(facts.pop('tokens') / median, 1), 'step_ms': round(median * 1e3, 2)}
-    flops_per_s = step_numbers['flops'] / median
+    flops_per_s = flops / median
     if peak is not None:
         share = {'mfu': round(flops_per_s / (peak * facts['devices']), 4)}
     else:
         product = statistics.median(products) * jax.process_count()
         share = {'product_gflops': round(product / 1e9, 1), 'product_share': round(flops_per_s / product, 4)}
-    return {**facts, **rate, **share, 'loss': round(step_numbers['loss'], 4)}
+    return {**facts, **rate, **share, 'loss': round(loss, 4)}
 
 
 PRODUCT_SIZE = 2048  # rows and columns of each matrix
@@ -188,12 +194,12 @@ def saving(config: Config, steps: int) -> dict[str, Any]:
     """
     blocks: dict[bool, list[float]] = {True: [], False: []}
     blocked = []
-    with tempfile.TemporaryDirectory() as place, stepping(config) as (once, state, facts):
+    with tempfile.TemporaryDirectory() as place, stepping(config) as (begin, state, facts):
         checkpoints = checkpoint_writer.CheckpointWriter(pathlib.Path(place))
         for block in range(2 * max(1, steps // SAVED_EVERY)):
             saves, began = block % 2 == 0, time.perf_counter()
             for number in range(SAVED_EVERY):
-                once()
+                ended(begin())
                 if saves and number == 0:
                     since = time.perf_counter()
                     checkpoints.save(state(), {}, None)

@@ -21,11 +21,11 @@ from tformer.commands import out_of_memory
 from tformer.config import AXES, Config
 from tformer.config import Mesh as MeshConfig
 from tformer.data.batches.packing import BATCHING
-from tformer.decode.generate import STRATEGIES, cache_slots
+from tformer.decode.generate import STRATEGIES, begin, cache_slots
+from tformer.decode.sample import prefill
 from tformer.distributed import costs, devices, hlo, sharding, traffic
 from tformer.distributed.devices import Target, Times, times
 from tformer.errors import UserError
-from tformer.layers import masks
 from tformer.layers.quantized import Quantized, without_kernels
 from tformer.model import QUANTIZATIONS, quantized
 from tformer.training import flops, setup
@@ -207,15 +207,14 @@ def _abstract_variables(program: Program, state: Any) -> dict[str, Any]:
     return {**variables, 'params': params, QUANTIZATIONS[kind]: unflatten_dict(found)}
 
 
-def _read_prompt(program: Program, variables: Any, batch: Any) -> tuple[jax.Array, Any]:
-    """Returns (the logits after a prompt, its cache, with room for the new tokens)."""
+def _read_prompt(program: Program, variables: Any, batch: Any) -> Any:
+    """Returns the cache after a prompt, without its last token, with room for that and the new ones."""
     decode = program.config.decode
     slots = cache_slots(decode, batch['inputs'].shape[1])
-    with masks.ordered('front'):
-        cache: Any = program.model.apply(variables, batch, slots, method='start')
-        cache = cache if decode.cache_quantization is None else cache.quantized()
-        found: Any = program.model.apply(variables, batch['inputs'], batch['positions'], cache, method='extend')
-    return found[0][:, -1], found[1]
+    extend, cache, prompt = begin(
+        program.model, variables, batch, slots, decode.prefill_chunk, decode.cache_quantization
+    )
+    return prefill(extend, cache, prompt)
 
 
 def _decode_step(program: Program, state: Any, batch: Any) -> tuple[jax.stages.Traced, dict[str, Any]]:
@@ -223,7 +222,7 @@ def _decode_step(program: Program, state: Any, batch: Any) -> tuple[jax.stages.T
     hypotheses = STRATEGIES[decode.strategy].tokens(decode)
 
     def start(variables: Any, batch: Any) -> Any:
-        cache = _read_prompt(program, variables, batch)[1]
+        cache = _read_prompt(program, variables, batch)
         return cache if hypotheses == 1 else cache.branch(hypotheses)
 
     variables = _abstract_variables(program, state)

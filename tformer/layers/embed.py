@@ -11,6 +11,7 @@ from tformer.errors import choose
 from tformer.layers.dropout import DropoutRates, drop
 from tformer.layers.initializers import make_initializer
 from tformer.layers.linear import Dense, product
+from tformer.layers.lookup import lookup
 from tformer.layers.norms import make_norm
 from tformer.layers.parametrization import base_width
 from tformer.layers.positions import POSITIONS
@@ -40,7 +41,7 @@ class Embedding(nn.Module):
         self.table = constrain(table.astype(cfg.dtype), 'act_vocab' if self.axis == 'vocab' else None, 'act_embed')
 
     def __call__(self, tokens_BT: jax.Array) -> jax.Array:
-        return constrain(self.table[tokens_BT], 'batch', 'length', 'act_embed')
+        return constrain(lookup(self.table, tokens_BT), 'batch', 'length', 'act_embed')
 
     def logits(self, x_BTW: jax.Array) -> jax.Array:
         """Returns logits_BTV, float32 (Press & Wolf 2017)."""

@@ -2,13 +2,14 @@
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.ad_checkpoint import checkpoint_name
 
-from tformer.distributed.sharding import constrain, partitioned
+from tformer.distributed.sharding import constrain, partitioned, platform
 from tformer.errors import choose
 from tformer.layers.dropout import DropoutRates, drop
 from tformer.layers.embed import embedding_width
@@ -68,6 +69,9 @@ class VocabularyHead(nn.Module):
         return logits_BTV
 
 
+STATISTICS = 'statistics'  # the name of what a pass of recomputed logits keeps of them
+
+
 class TokenStatistics(NamedTuple):
     """All that losses and metrics need of logits [..., V], each [...]."""
 
@@ -90,9 +94,40 @@ def token_statistics(
     where they are given. Where V is split over devices, XLA computes them from each device's share, without gathering
     logits."""
     apart = None if teacher is None else divergence(logits, teacher, temperature)
-    best, logits = jnp.argmax(logits, axis=-1), logits.astype(jnp.float32)
-    target = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
-    return TokenStatistics(jax.nn.logsumexp(logits, axis=-1), target, jnp.mean(logits, axis=-1), best, apart)
+    return TokenStatistics(*_statistics(logits, targets), apart)
+
+
+@jax.custom_vjp
+def _statistics(logits: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """The first four of `TokenStatistics`; of recomputed logits the backward pass needs no sums again."""
+    return _statistics_forward(logits, targets)[0]
+
+
+def _statistics_forward(logits: jax.Array, targets: jax.Array) -> Any:
+    best, wide = jnp.argmax(logits, axis=-1), logits.astype(jnp.float32)
+    largest, target = (_at(i, wide) for i in (best, targets))
+    total = jnp.sum(jnp.exp(wide - largest[..., None]), axis=-1)
+    kept = [checkpoint_name(x, STATISTICS) for x in (largest, total)]
+    return (kept[0] + jnp.log(kept[1]), target, jnp.mean(wide, axis=-1), best), (logits, targets, *kept)
+
+
+def _statistics_backward(residuals: Any, gradients: Any) -> tuple[jax.Array, None]:
+    logits, targets, largest, total = residuals
+    normalizer, target, mean = (x[..., None] for x in gradients[:3])
+    softmax = jnp.exp(logits.astype(jnp.float32) - largest[..., None]) * (normalizer / total[..., None])
+    if platform() == 'cpu':  # a scatter, which elsewhere takes a pass of its own, or longer than the whole model
+        (at_target,) = jax.linear_transpose(functools.partial(_at, targets), softmax)(gradients[1])
+    else:
+        here = jax.lax.broadcasted_iota(targets.dtype, logits.shape, logits.ndim - 1) == targets[..., None]
+        at_target = jnp.where(here, target, 0)
+    return (at_target + softmax + mean / logits.shape[-1]).astype(logits.dtype), None
+
+
+_statistics.defvjp(_statistics_forward, _statistics_backward)
+
+
+def _at(indices: jax.Array, logits: jax.Array) -> jax.Array:
+    return jnp.take_along_axis(logits, indices[..., None], axis=-1)[..., 0]
 
 
 def divergence(logits: jax.Array, teacher: jax.Array, temperature: float | jax.Array) -> jax.Array:

@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from tformer.distributed.sharding import partitioned
+from tformer.distributed.sharding import partitioned, platform
 from tformer.layers.initializers import Initializer, make_initializer
 from tformer.layers.quantized import Quantized, quantized_kernel, quantized_product
 from tformer.layers.resolved import ResolvedModel
 
+ALIGNED = 64  # the sizes of products that a GPU computes fast are multiples of it
 STEP = 16  # tokens of a row that a step of decoding reads, at most
 
 
@@ -94,11 +95,44 @@ def product(
     def times(equation: str) -> jax.Array:
         if integers is not None:
             return quantized_product(equation, x, integers, dtype)
-        return jnp.einsum(equation, x, kernel, preferred_element_type=dtype)
+        if dtype == x.dtype or kernel is None:
+            return jnp.einsum(equation, x, kernel, preferred_element_type=dtype)
+        return widening_einsum(equation, dtype, x, kernel)
 
     if x.shape[1] > STEP or kept == outputs or len(kept) > len(outputs):
         return times(equation)
     return jnp.einsum(f'{kept}->{outputs}', times(f'{inputs},{letters}->{kept}'))
+
+
+def _aligned_einsum(equation: str, dtype: Any, x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """`jnp.einsum` with results in a dtype. On a GPU the axes that the output keeps of the kernel are padded: products
+    of other sizes, such as that of BERT's vocabulary, take up to five times as long there."""
+    inputs, rest = equation.split(',')
+    letters, outputs = rest.split('->')
+    odd = platform() == 'gpu'
+    added = {letter: -size % ALIGNED for letter, size in zip(letters, kernel.shape, strict=True) if size % 8 and odd}
+    kernel = jnp.pad(kernel, [(0, 0 if letter in inputs else added.get(letter, 0)) for letter in letters])
+    y = jnp.einsum(equation, x, kernel, preferred_element_type=dtype)
+    return y[tuple(slice(y.shape[axis] - added.get(letter, 0)) for axis, letter in enumerate(outputs))]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def widening_einsum(equation: str, dtype: Any, x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """`jnp.einsum` with results in a wider dtype than the operands', to which the gradient is rounded first: else the
+    products of the backward pass would be in the wider one, several times as slow."""
+    return _aligned_einsum(equation, dtype, x, kernel)
+
+
+def _forward(equation: str, dtype: Any, x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, Any]:
+    return _aligned_einsum(equation, dtype, x, kernel), (x, kernel)
+
+
+def _backward(equation: str, dtype: Any, operands: Any, dy: jax.Array) -> Any:
+    _, pull = jax.vjp(functools.partial(_aligned_einsum, equation, operands[0].dtype), *operands)
+    return pull(dy.astype(operands[0].dtype))
+
+
+widening_einsum.defvjp(_forward, _backward)
 
 
 class Kernel(nn.Module):

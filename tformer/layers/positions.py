@@ -12,6 +12,7 @@ from flax import linen as nn
 from tformer.distributed.sharding import constrain, partitioned
 from tformer.errors import choose
 from tformer.layers.initializers import make_initializer
+from tformer.layers.lookup import lookup
 from tformer.layers.resolved import ResolvedModel
 from tformer.layers.rope_scalings import ROPE_SCALINGS, Frequencies, scaled
 
@@ -124,7 +125,7 @@ class Learned(nn.Module):
         shape = (cfg.max_len + cfg.position_offset, self.width)
         init = partitioned(make_initializer(cfg, 'position', *shape[::-1]), 'positions', 'embed')
         table = constrain(self.param('table', init, shape, jnp.dtype(cfg.param_dtype)).astype(cfg.dtype), None, None)
-        return table[jnp.maximum(positions_BT, 0) + cfg.position_offset]
+        return lookup(table, jnp.maximum(positions_BT, 0) + cfg.position_offset)
 
 
 class Alibi(nn.Module):

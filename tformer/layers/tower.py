@@ -138,7 +138,8 @@ class Tower(AnyTower):
     ) -> tuple[jax.Array, Cache]:
         """Returns (x_BTD of the new tokens, the cache with them)."""
         placed = cache.place(positions_BT, prefix_BT)
-        context = self.context(positions_BT, placed.positions_BS, prefix_BS=placed.prefix_BS)
+        plain = prefix_BT is None and known_order() == 'front'  # the first tokens of the cache, none of them a prefix
+        context = self.context(positions_BT, placed.positions_BS, prefix_BS=None if plain else placed.prefix_BS)
         if placed.branches_BMS is not None:
             context = context.replace(mask=context.mask.replace(visible_BTS=placed.branches_BMS))
         inputs = StackInputs(context, DropoutRates(), cache.index)

@@ -1,7 +1,8 @@
 """Attention on GPUs for any mask: flash attention in Triton, as three Pallas kernels (Dao et al. 2022; Dao 2023).
 
 A tile reads the positions and segments of its queries and keys, 4 bytes a token each, and makes its part of the mask.
-Where the order of the tokens is known, tiles of which no query sees a key are skipped. Memory is linear in the length.
+Where the order of the tokens is known, tiles of which no query sees a key are skipped, in packed rows those of other
+examples too. Memory is linear in the length.
 """
 
 import functools
@@ -26,6 +27,8 @@ class Tokens(NamedTuple):
     queries_B2T: jax.Array  # positions, segments
     keys_B3S: jax.Array  # positions, segments, 1 in the prefix
     window_1: jax.Array
+    first_BI: jax.Array  # of tiles in order, the first tile of keys that a tile of queries sees, its window apart
+    end_BJ: jax.Array  # and the tile of queries after the last that sees a tile of keys
 
 
 class Tiles(NamedTuple):
@@ -75,11 +78,20 @@ def tokens(mask: AttentionMask, rows: int, T: int, S: int) -> Tokens:
         wide = [jnp.broadcast_to(x.astype(jnp.int32), (rows, length)) for x in arrays]
         return pad(jnp.stack(wide, 1), 2, BLOCK, -1)
 
-    return Tokens(
-        stacked(mask.query_positions_BT, segments[0], length=T),
-        stacked(mask.key_positions_BS, segments[1], prefix_BS, length=S),
-        jnp.full((1,), NO_WINDOW) if mask.window is None else jnp.minimum(mask.window, NO_WINDOW).reshape(1),
-    )
+    queries_B2T = stacked(mask.query_positions_BT, segments[0], length=T)
+    keys_B3S = stacked(mask.key_positions_BS, segments[1], prefix_BS, length=S)
+    window_1 = jnp.full((1,), NO_WINDOW) if mask.window is None else jnp.minimum(mask.window, NO_WINDOW).reshape(1)
+    return Tokens(queries_B2T, keys_B3S, window_1, *_bounds(queries_B2T[:, 0], keys_B3S.shape[2] // BLOCK))
+
+
+def _bounds(positions_BT: jax.Array, key_tiles: int) -> tuple[jax.Array, jax.Array]:
+    """Returns first_BI and end_BJ of `Tokens`: no query sees a key before the place where its positions begin."""
+    begins_BT = jnp.where(positions_BT >= 0, jnp.arange(positions_BT.shape[1])[None] - positions_BT, NO_WINDOW)
+    first_BI = begins_BT.reshape(len(begins_BT), -1, BLOCK).min(2) // BLOCK
+    later_BT = jax.lax.cummin(begins_BT, axis=1, reverse=True)  # where the first of all later queries begins
+    ends_J = BLOCK * (1 + jnp.arange(key_tiles))
+    count_BJ = jnp.sum(later_BT[:, None] < ends_J[None, :, None], 2, dtype=jnp.int32)
+    return first_BI, -(-count_BJ // BLOCK)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -166,7 +178,9 @@ def _call(
 
     in_specs = [spec(x, own) for x, own in zip(inputs, ('queries', 'keys', 'keys'), strict=True)]
     in_specs += [token_spec(tokens.queries_B2T, 'queries'), token_spec(tokens.keys_B3S, 'keys')]
-    in_specs += [pl.BlockSpec((1,), lambda b, n, tile: (0,)), *(spec(x, 'queries') for x in kept)]
+    in_specs += [pl.BlockSpec((1,), lambda b, n, tile: (0,))]
+    in_specs += [pl.BlockSpec((None, 1), lambda b, n, tile: (b, tile)), *(spec(x, 'queries') for x in kept)]
+    read = *tokens[:3], tokens.first_BI if by == 'queries' else tokens.end_BJ
 
     def run(out_shape: Any) -> Any:
         out_specs = jax.tree.map(lambda x: spec(x, by), out_shape)
@@ -182,7 +196,7 @@ def _call(
         T, S = inputs[0].shape[2], inputs[1].shape[2]
         visited = T * min(T + BLOCK, 2 * S) // 2 if tiles.in_order else T * S  # for distributed.costs
         with jax.named_scope(f'pairs_{visited}'), jax.named_scope(f'attention_{PHASES[kernel]}_tiles'):
-            return call(*inputs, *tokens, *kept)
+            return call(*inputs, *read, *kept)
 
     return run
 
@@ -234,7 +248,9 @@ def _scores(
     return jnp.where(seen, scores, MIN), seen, slope
 
 
-def _forward(tiles: Tiles, q: Any, k: Any, v: Any, queries: Any, keys: Any, window: Any, out: Any, lse: Any) -> None:
+def _forward(
+    tiles: Tiles, q: Any, k: Any, v: Any, queries: Any, keys: Any, window: Any, first: Any, out: Any, lse: Any
+) -> None:
     q_tile, own, width = q[...], (queries[0, :], queries[1, :]), window[0]
 
     def body(j: Any, carry: Any) -> Any:
@@ -247,23 +263,34 @@ def _forward(tiles: Tiles, q: Any, k: Any, v: Any, queries: Any, keys: Any, wind
         sums = sums * fade[:, None] + _dot(weights.astype(values.dtype), values)
         return higher, total * fade + weights.sum(1), sums
 
-    first, last = _keys_seen(tiles, pl.program_id(2), k.shape[0] // BLOCK, width)
+    begin, end = _keys_seen(tiles, pl.program_id(2), k.shape[0] // BLOCK, width, first[0])
     start = jnp.full((BLOCK,), MIN), jnp.zeros(BLOCK), jnp.zeros((BLOCK, v.shape[1]))
-    top, total, sums = jax.lax.fori_loop(first, last, body, start)
+    top, total, sums = jax.lax.fori_loop(begin, end, body, start)
     found = jnp.where(total > 0, total, 1.0)
     out[...] = (sums / found[:, None]).astype(out.dtype)
     lse[...] = jnp.where(total > 0, top + jnp.log(found), MIN)
 
 
-def _keys_seen(tiles: Tiles, tile: Any, count: int, width: Any) -> tuple[Any, Any]:
+def _keys_seen(tiles: Tiles, tile: Any, count: int, width: Any, first: Any) -> tuple[Any, Any]:
     """Returns the first tile of keys that a tile of queries sees, and the one after the last."""
     if not tiles.in_order:
         return 0, count
-    return jnp.maximum(tile * BLOCK - width + 1, 0) // BLOCK, jnp.minimum(tile + 1, count)
+    return jnp.maximum(first, jnp.maximum(tile * BLOCK - width + 1, 0) // BLOCK), jnp.minimum(tile + 1, count)
 
 
 def _backward_queries(
-    tiles: Tiles, q: Any, k: Any, v: Any, queries: Any, keys: Any, window: Any, lse: Any, delta: Any, dout: Any, dq: Any
+    tiles: Tiles,
+    q: Any,
+    k: Any,
+    v: Any,
+    queries: Any,
+    keys: Any,
+    window: Any,
+    first: Any,
+    lse: Any,
+    delta: Any,
+    dout: Any,
+    dq: Any,
 ) -> None:
     q_tile, own, width = q[...], (queries[0, :], queries[1, :]), window[0]
     lse_tile, delta_tile, dout_tile = lse[...], delta[...], dout[...]
@@ -276,8 +303,8 @@ def _backward_queries(
         dscores = weights * (_dot(dout_tile, v[at, :].T) - delta_tile[:, None]) * slope
         return sums + _dot(dscores.astype(k_tile.dtype), k_tile)
 
-    first, last = _keys_seen(tiles, pl.program_id(2), k.shape[0] // BLOCK, width)
-    sums = jax.lax.fori_loop(first, last, body, jnp.zeros(q_tile.shape))
+    begin, end = _keys_seen(tiles, pl.program_id(2), k.shape[0] // BLOCK, width, first[0])
+    sums = jax.lax.fori_loop(begin, end, body, jnp.zeros(q_tile.shape))
     dq[...] = sums.astype(dq.dtype)
 
 
@@ -289,6 +316,7 @@ def _backward_keys(
     queries: Any,
     keys: Any,
     window: Any,
+    end: Any,
     lse: Any,
     delta: Any,
     dout: Any,
@@ -310,7 +338,7 @@ def _backward_keys(
     first, last = jnp.int32(0), jnp.int32(count)
     if tiles.in_order:  # the queries from a key's own place to where it leaves the window
         first = jnp.minimum(tile, count)
-        last = jnp.minimum((tile * BLOCK + 2 * BLOCK - 2 + width) // BLOCK, count)
+        last = jnp.minimum((tile * BLOCK + 2 * BLOCK - 2 + width) // BLOCK, end[0])
     sums = jax.lax.fori_loop(first, last, body, (jnp.zeros(k_tile.shape), jnp.zeros(v_tile.shape)))
     for ref, x in zip(out, sums, strict=True):
         ref[...] = x.astype(ref.dtype)
