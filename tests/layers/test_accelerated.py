@@ -67,6 +67,23 @@ def test_a_kernel_sees_whom_the_array_says(kernel, name):
     assert_near(run(KERNELS[kernel], CASES[name]), reference(name))
 
 
+@pytest.mark.parametrize('name', ['causal', 'packed', 'packed in several blocks', 'padded in front'])
+def test_tiles_that_no_query_sees_are_left_out(name):
+    """The first tile of keys of each tile of queries and the last of queries of each of keys are those of the array."""
+    mask, _ = make_mask(CASES[name])
+    sees_BTS = np.asarray(mask.array())
+    B, T, S = sees_BTS.shape
+    tiles_BIJ = np.zeros((B, -(-T // triton.BLOCK), -(-S // triton.BLOCK)), bool)
+    for b, t, s in np.argwhere(sees_BTS):
+        tiles_BIJ[b, t // triton.BLOCK, s // triton.BLOCK] = True
+    read = triton.tokens(mask, B, T, S)
+    seeing_BI, seen_BJ = tiles_BIJ.any(2), tiles_BIJ.any(1)
+    assert seeing_BI.sum() > B
+    np.testing.assert_array_equal(np.asarray(read.first_BI)[seeing_BI], tiles_BIJ.argmax(2)[seeing_BI])
+    last_BJ = tiles_BIJ.shape[1] - tiles_BIJ[:, ::-1].argmax(1)
+    np.testing.assert_array_equal(np.asarray(read.end_BJ)[seen_BJ], last_BJ[seen_BJ])
+
+
 @pytest.mark.parametrize('name', ['groups', 'fewer key heads than devices', 'prefix and packed', 'softcap and sink'])
 @pytest.mark.parametrize('kernel', KERNELS)
 def test_each_device_computes_its_own_rows_and_heads(kernel, name):

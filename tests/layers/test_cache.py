@@ -5,7 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tformer.config import Model
+from tformer.layers import kernel_choice, masks
 from tformer.layers.cache import Cache, KeyValues
+from tformer.model import build
 
 ROWS, SLOTS = 2, 4
 
@@ -89,3 +92,28 @@ def test_a_cache_of_eight_bits_holds_each_token_and_head_by_a_scale_of_its_own(c
         assert (np.abs(found[::2] - expected) <= bound).all() and (found[::2] == found[1::2]).all()
     bytes_of = [sum(x.nbytes for x in jax.tree.leaves(each)) for each in (layer, KeyValues.of(k_BKSH, v_BKSU))]
     assert bytes_of[0] / bytes_of[1] == (5 + 4) / (5 * 4)
+
+
+def test_the_first_tokens_of_a_cache_have_no_prefix_for_kernels_to_look_for_unless_one_is_given(monkeypatch):
+    kernel, found = kernel_choice.KERNELS['reference'], []
+
+    def spied(q_BNTH, k_BKSH, v_BKSU, mask, options):
+        found.append(mask.prefix_BS is not None)
+        return kernel.function(q_BNTH, k_BKSH, v_BKSU, mask, options)
+
+    monkeypatch.setitem(kernel_choice.KERNELS, 'reference', kernel._replace(function=spied))
+    model = build(Model(vocab_size=9, emb_dim=8, mlp_dim=8, num_heads=1, num_decoder_layers=1, max_len=8))
+    batch = {'inputs': jnp.ones((2, 4), jnp.int32)}
+    variables = jax.eval_shape(model.init, jax.random.key(0), batch)
+
+    def read(variables, *prefix):
+        with masks.ordered('front'):
+            empty = model.apply(variables, batch, 8, method='start')
+            return model.apply(
+                variables, batch['inputs'], jnp.arange(4)[None].repeat(2, 0), empty, *prefix, method='extend'
+            )
+
+    for prefix in ((), (jnp.ones((2, 4), bool),)):
+        found.clear()
+        jax.eval_shape(read, variables, *prefix)
+        assert set(found) == {bool(prefix)}

@@ -1,5 +1,6 @@
 """What is done to token embeddings before the first block, by value."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from tformer.config import Model
 from tformer.layers.dropout import DropoutRates
 from tformer.layers.embed import InputEmbedding
+from tformer.layers.lookup import lookup
 from tformer.layers.resolved import resolve_model
 
 X, TYPES = np.array([[[1.0, -2.0, 3.0, 4.0]] * 3]), np.array([[0.5, 0, 0, 0], [0, 7.0, 0, 0]])
@@ -39,3 +41,11 @@ def test_the_scale_is_the_root_of_the_width_of_the_table(fields, scale):
     found = layer.apply({'params': params}, jnp.float32(X), jnp.arange(3)[None], DropoutRates())
     expected = scale * X[0] @ kernel + 1 if params else scale * X[0]
     np.testing.assert_allclose(found[0], expected, rtol=1e-5)
+
+
+def test_the_gradient_of_a_row_that_is_read_often_is_the_whole_sum():
+    """A thousand ones are 1,000; added up in bfloat16 they would stay at 256, where the next number is 258."""
+    table, rows = jnp.ones((3, 2), jnp.bfloat16), jnp.asarray([[1] * 1000 + [2] * 3])
+    found, pull = jax.vjp(lambda table: lookup(table, rows), table)
+    assert found.shape == (1, 1003, 2) and found.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(pull(jnp.ones_like(found))[0].astype(np.float32), [[0, 0], [1000, 1000], [3, 3]])

@@ -1,4 +1,4 @@
-"""Low-rank adapters merged into their kernels."""
+"""Products with kernels: in two dtypes, of sizes that suit a GPU, and low-rank adapters merged into their kernels."""
 
 import jax
 import jax.numpy as jnp
@@ -7,6 +7,7 @@ import pytest
 
 from tformer.config import Model
 from tformer.distributed.sharding import unboxed
+from tformer.layers import linear
 from tformer.layers.linear import Dense, merge_lora
 from tformer.layers.resolved import resolve_model
 
@@ -30,3 +31,37 @@ def test_the_first_kernel_of_an_adapter_starts_as_a_layer_of_its_own_inputs():
     params = unboxed(layer.init(jax.random.key(0), jnp.zeros((1, 1, 400)))['params'])
     assert np.std(params['lora_a']['kernel']) == pytest.approx(1 / 20, rel=0.03)
     assert params['lora_b']['kernel'].shape == (16, 3) and not params['lora_b']['kernel'].any()
+
+
+def products(jaxpr):
+    """Returns the dtypes and shapes of the operands of all products."""
+    found = []
+    for each in jaxpr.eqns:
+        if each.primitive.name == 'dot_general':
+            found.append([(x.aval.dtype, x.aval.shape) for x in each.invars])
+        for inner in jax.core.jaxprs_in_params(each.params):
+            found += products(inner)
+    return found
+
+
+@pytest.mark.parametrize(('platform', 'size'), [('cpu', 70), ('gpu', 128)])
+def test_products_of_bfloat16_with_wide_results_are_of_bfloat16_backwards_too(monkeypatch, platform, size):
+    """On a GPU the axis of the results is padded; values and gradients are those of float32 but for rounding."""
+    monkeypatch.setattr(linear, 'platform', lambda: platform)
+    rng = np.random.default_rng(0)
+    x, kernel, dy = (jnp.asarray(rng.standard_normal(s), jnp.bfloat16) for s in ((2, 3, 8), (70, 8), (2, 3, 70)))
+    dy = dy.astype(jnp.float32)
+
+    def pulled(x, kernel, dy):
+        y, pull = jax.vjp(lambda x, kernel: linear.product('BTW,VW->BTV', x, kernel, jnp.float32), x, kernel)
+        return y, *pull(dy)
+
+    y, dx, dkernel = pulled(x, kernel, dy)
+    assert (y.dtype, dx.dtype, dkernel.dtype) == (jnp.float32, jnp.bfloat16, jnp.bfloat16)
+    operands = products(jax.make_jaxpr(pulled)(x, kernel, dy).jaxpr)
+    assert {dtype for each in operands for dtype, _ in each} == {jnp.dtype('bfloat16')}
+    assert all(size in shape for each in operands for _, shape in each if shape[-1] != 8 or len(shape) == 2)
+    x, kernel, dy = (np.asarray(each, np.float32) for each in (x, kernel, dy))
+    np.testing.assert_allclose(y, np.einsum('BTW,VW->BTV', x, kernel), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(dx.astype(np.float32), np.einsum('BTV,VW->BTW', dy, kernel), rtol=0.02, atol=0.05)
+    np.testing.assert_allclose(dkernel.astype(np.float32), np.einsum('BTV,BTW->VW', dy, x), rtol=0.02, atol=0.05)

@@ -56,3 +56,23 @@ def test_the_head_of_a_task_reads_what_the_transform_makes_of_the_features(outpu
     setattr(Fake, head, lambda self, x, rates: 2 * x)
     found = output(Fake(), {})
     assert set(found.ravel().tolist()) == {26 if pooled else 24}
+
+
+@pytest.mark.parametrize('platform', ['cpu', 'gpu'])
+def test_the_gradient_of_the_statistics_is_that_of_their_definitions(monkeypatch, platform):
+    """In float64, of a weight for each statistic: softmax, a one at the target, and 1 / V (Bridle 1990)."""
+    monkeypatch.setattr(heads, 'platform', lambda: platform)
+    logits, targets = np.random.default_rng(0).standard_normal((2, 3, 7)), np.array([[6, 0, 2], [2, 2, 5]])
+    weights = np.random.default_rng(1).standard_normal((3, 2, 3))
+    softmax = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    wanted = weights[0, ..., None] * softmax + weights[1, ..., None] * np.eye(7)[targets] + weights[2, ..., None] / 7
+
+    def weighted(logits):
+        found = heads.token_statistics(logits, jnp.asarray(targets))
+        return sum(jnp.sum(w * x) for w, x in zip(weights, (found.normalizer, found.target, found.mean), strict=True))
+
+    found = jax.grad(weighted)(jnp.asarray(logits, jnp.float32))
+    np.testing.assert_allclose(found, wanted, atol=1e-6)
+    narrow = jax.grad(weighted)(jnp.asarray(logits, jnp.bfloat16))
+    assert narrow.dtype == jnp.bfloat16
+    np.testing.assert_allclose(narrow.astype(np.float32), wanted, atol=0.02)

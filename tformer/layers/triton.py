@@ -182,6 +182,8 @@ def _call(
     in_specs += [pl.BlockSpec((None, 1), lambda b, n, tile: (b, tile)), *(spec(x, 'queries') for x in kept)]
     read = *tokens[:3], tokens.first_BI if by == 'queries' else tokens.end_BJ
 
+    narrow = inputs[0].shape[-1] <= 64
+
     def run(out_shape: Any) -> Any:
         out_specs = jax.tree.map(lambda x: spec(x, by), out_shape)
         call = pl.pallas_call(
@@ -190,7 +192,7 @@ def _call(
             in_specs=in_specs,
             out_specs=out_specs,
             out_shape=out_shape,
-            compiler_params=gpu.CompilerParams(num_warps=4 if inputs[0].shape[-1] <= 64 else 8, num_stages=2),
+            compiler_params=gpu.CompilerParams(num_warps=4 if narrow else 8, num_stages=3 if narrow else 2),
             interpret=tiles.interpret,
         )
         T, S = inputs[0].shape[2], inputs[1].shape[2]
