@@ -15,8 +15,12 @@ DETERMINISTIC = '--xla_gpu_deterministic_ops=true'  # docs/how-to/reliability.md
 
 
 def share() -> None:
-    """Lets several processes use the accelerator, and the CPU beside it; called before JAX is imported."""
+    """Lets several processes use the accelerator, and the CPU beside it; called before JAX is imported.
+
+    Of a program that runs once, timing each of its products in many ways would take most of the time.
+    """
     os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')
+    os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} --xla_gpu_autotune_level=0'
     asked = os.environ.get('JAX_PLATFORMS')
     if asked and 'cpu' not in asked.split(','):
         os.environ['JAX_PLATFORMS'] = f'{asked},cpu'
