@@ -65,3 +65,17 @@ def test_products_of_bfloat16_with_wide_results_are_of_bfloat16_backwards_too(mo
     np.testing.assert_allclose(y, np.einsum('BTW,VW->BTV', x, kernel), rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(dx.astype(np.float32), np.einsum('BTV,VW->BTW', dy, kernel), rtol=0.02, atol=0.05)
     np.testing.assert_allclose(dkernel.astype(np.float32), np.einsum('BTV,BTW->VW', dy, x), rtol=0.02, atol=0.05)
+
+
+def test_the_gradient_of_a_bias_is_the_whole_sum_over_tokens():
+    """Of numbers between 0 and 1 of 4,096 tokens, to float32's precision; in bfloat16 a sum of 512 takes no 1 more."""
+    cfg = resolve_model(Model(dtype='bfloat16', emb_dim=2))
+    layer, x = (
+        Dense(cfg, 'BTD,DNH->BNTH', (2, 3, 4), ('embed', 'heads', 'head_dim'), bias=True),
+        jnp.zeros((4, 1024, 2)),
+    )
+    params = unboxed(layer.init(jax.random.key(0), x)['params'])
+    dy = jax.random.uniform(jax.random.key(1), (4, 3, 1024, 4), jnp.bfloat16)
+    pull = jax.jit(lambda params, dy: jax.vjp(lambda params: layer.apply({'params': params}, x), params)[1](dy)[0])
+    wanted = np.asarray(dy, np.float64).sum((0, 2))
+    np.testing.assert_allclose(pull(params, dy)['bias'], wanted, rtol=1e-5)

@@ -58,7 +58,8 @@ class Dense(nn.Module):
             kept = [letter for letter in outputs if letter in sizes]
             zeros = partitioned(nn.initializers.zeros, *(self.names[letters.index(letter)] for letter in kept))
             bias = self.param('bias', zeros, tuple(sizes[letter] for letter in kept), jnp.dtype(cfg.param_dtype))
-            y += bias.astype(dtype).reshape([sizes.get(letter, 1) for letter in outputs])
+            wide = bias.astype(jnp.float32).reshape([sizes.get(letter, 1) for letter in outputs])
+            y = (y.astype(jnp.float32) + wide).astype(dtype)  # the gradient is a sum of many tokens, in float32
         return y
 
     def low_rank(self, x: jax.Array, rank: int, fan_in: int) -> jax.Array:

@@ -191,7 +191,9 @@ def feed_forward(
         y = dispatch.product(x, kernel)
         if name == 'out' and columns:
             y = jax.lax.psum(y, columns)
-        return y if bias is None else y + bias[dispatch.expert_P]
+        if bias is None:
+            return y
+        return y + bias.astype(jnp.float32)[dispatch.expert_P].astype(y.dtype)  # its gradient: a sum in float32
 
     h_PF = activation(*[project(x_PD, name) for name in kernels if name != 'out'])
     return project(h_PF if dropout_draw is None else dropout(h_PF, *dropout_draw), 'out')
