@@ -59,7 +59,7 @@ class Dense(nn.Module):
             zeros = partitioned(nn.initializers.zeros, *(self.names[letters.index(letter)] for letter in kept))
             bias = self.param('bias', zeros, tuple(sizes[letter] for letter in kept), jnp.dtype(cfg.param_dtype))
             wide = bias.astype(jnp.float32).reshape([sizes.get(letter, 1) for letter in outputs])
-            y = (y.astype(jnp.float32) + wide).astype(dtype)  # the gradient is a sum of many tokens, in float32
+            y += jnp.broadcast_to(wide, y.shape).astype(dtype)  # so that the gradient, a sum, is one in float32
         return y
 
     def low_rank(self, x: jax.Array, rank: int, fan_in: int) -> jax.Array:
