@@ -99,7 +99,8 @@ def token_statistics(
 
 @jax.custom_vjp
 def _statistics(logits: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """The first four of `TokenStatistics`; of recomputed logits the backward pass needs no sums again."""
+    """The first four of `TokenStatistics`, whose gradient is made in one pass over the logits; of logits that are
+    computed again it needs no sums."""
     return _statistics_forward(logits, targets)[0]
 
 

@@ -96,7 +96,8 @@ def product(
     def times(equation: str) -> jax.Array:
         if integers is not None:
             return quantized_product(equation, x, integers, dtype)
-        if dtype == x.dtype or kernel is None:
+        assert kernel is not None
+        if dtype == x.dtype:
             return jnp.einsum(equation, x, kernel, preferred_element_type=dtype)
         return widening_einsum(equation, dtype, x, kernel)
 
@@ -110,9 +111,11 @@ def _aligned_einsum(equation: str, dtype: Any, x: jax.Array, kernel: jax.Array) 
     of other sizes, such as that of BERT's vocabulary, take up to five times as long there."""
     inputs, rest = equation.split(',')
     letters, outputs = rest.split('->')
-    odd = platform() == 'gpu'
-    added = {letter: -size % ALIGNED for letter, size in zip(letters, kernel.shape, strict=True) if size % 8 and odd}
-    kernel = jnp.pad(kernel, [(0, 0 if letter in inputs else added.get(letter, 0)) for letter in letters])
+    added = {}
+    if platform() == 'gpu':
+        sizes = zip(letters, kernel.shape, strict=True)
+        added = {letter: -size % ALIGNED for letter, size in sizes if size % 8 and letter not in inputs}
+    kernel = jnp.pad(kernel, [(0, added.get(letter, 0)) for letter in letters])
     y = jnp.einsum(equation, x, kernel, preferred_element_type=dtype)
     return y[tuple(slice(y.shape[axis] - added.get(letter, 0)) for axis, letter in enumerate(outputs))]
 

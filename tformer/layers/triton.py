@@ -281,19 +281,9 @@ def _keys_seen(tiles: Tiles, tile: Any, count: int, width: Any, first: Any) -> t
 
 
 def _backward_queries(
-    tiles: Tiles,
-    q: Any,
-    k: Any,
-    v: Any,
-    queries: Any,
-    keys: Any,
-    window: Any,
-    first: Any,
-    lse: Any,
-    delta: Any,
-    dout: Any,
-    dq: Any,
+    tiles: Tiles, q: Any, k: Any, v: Any, queries: Any, keys: Any, window: Any, first: Any, *kept_and_out: Any
 ) -> None:
+    lse, delta, dout, dq = kept_and_out
     q_tile, own, width = q[...], (queries[0, :], queries[1, :]), window[0]
     lse_tile, delta_tile, dout_tile = lse[...], delta[...], dout[...]
 
@@ -311,19 +301,9 @@ def _backward_queries(
 
 
 def _backward_keys(
-    tiles: Tiles,
-    q: Any,
-    k: Any,
-    v: Any,
-    queries: Any,
-    keys: Any,
-    window: Any,
-    end: Any,
-    lse: Any,
-    delta: Any,
-    dout: Any,
-    *out: Any,
+    tiles: Tiles, q: Any, k: Any, v: Any, queries: Any, keys: Any, window: Any, end: Any, *kept_and_out: Any
 ) -> None:
+    lse, delta, dout, *out = kept_and_out
     k_tile, v_tile, width = k[...], v[...], window[0]
     own = keys[0, :], keys[1, :], keys[2, :]
 
