@@ -77,10 +77,9 @@ TFORMER_ACCELERATOR ?= chip
 accelerator: export TFORMER_ACCELERATOR := $(TFORMER_ACCELERATOR)
 accelerator: export PYTHONPATH := .$(if $(PYTHONPATH),:$(PYTHONPATH))
 accelerator:
-	$(PYTHON) tests/helpers/accelerator.py
-	@failed=0; \
+	@processes=$$($(PYTHON) tests/helpers/accelerator.py) || exit 2; failed=0; \
 	$(PYTHON) -m pytest -o addopts= -q -rs --strict-markers --import-mode=importlib -W default -W ignore::ResourceWarning \
-	  -p no:cacheprovider --durations=10 -m accelerator tests/accelerator || failed=1; \
+	  -p no:cacheprovider --durations=10 $$processes -m accelerator tests/accelerator || failed=1; \
 	$(PYTHON) tests/accelerator/timings.py --table=build/accelerator.md \
 	  $(if $(filter cpu,$(TFORMER_ACCELERATOR)),--tiny) || failed=1; \
 	exit $$failed

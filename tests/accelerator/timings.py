@@ -197,7 +197,9 @@ def measure(amount: Amount) -> tuple[dict[str, Any], list[Row], list[str]]:
     def part(what: str, run: Callable[[], Any]) -> Any:
         say(what)
         try:
-            return run()
+            found = run()
+            say((found if isinstance(found, Row) else found[0]).markdown())
+            return found
         except (ChildProcessError, BrokenPipeError) as error:
             say(str(error))
             failed.append(what)

@@ -13,6 +13,7 @@ from lives import HANG
 from places import ROOT
 from tformer import config, errors
 from tformer.commands import dry_run, dry_run_report, out_of_memory
+from tformer.commands import inspect as inspection
 from tformer.distributed import costs, devices
 from tformer.distributed.devices import Target
 from tformer.model import build
@@ -251,6 +252,16 @@ def test_the_command_on_64_devices():
     found = re.search(r'one device +(\S+)\n +model FLOPs, all devices +(\S+)  (\d+)% of those computed', said)
     assert found and float(found[3]) == pytest.approx(100 * float(found[2]) / (64 * float(found[1])), abs=1)
     assert 30 < float(found[3]) <= 100
+
+
+@pytest.mark.parametrize('kernel', ['cudnn', 'flash', 'triton'])
+def test_the_table_of_parameters_is_that_of_a_kernel_for_other_devices(kernel):
+    """As of a config for a chip, by whoever has none."""
+    named, either = (
+        config.load('configs/shapes.py:smoke', {'model.attention_kernel': name}) for name in (kernel, 'auto')
+    )
+    tables = [inspection.inspect(each).partition('\n}\n')[2] for each in (named, either)]
+    assert tables[0] == tables[1] and 'decoder.stack.layers.mlp.out.kernel' in tables[0]
 
 
 def test_without_a_mesh_nothing_is_compiled():

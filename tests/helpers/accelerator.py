@@ -1,4 +1,6 @@
-"""The accelerator of the tests marked `accelerator`; as a script it names the accelerator, or says that there is none.
+"""The accelerator of the tests marked `accelerator`.
+
+As a script it names the accelerator and prints pytest's options for it, or says that there is none.
 
 $TFORMER_ACCELERATOR is `chip` in `make accelerator`, and `cpu` in its rehearsal, where the CPU stands for the chip.
 """
@@ -49,12 +51,29 @@ def highest_precision(then: Callable[[], None] | None = None) -> None:
         then()
 
 
+def lacking() -> list[str]:
+    """Returns the modules that this interpreter lacks of those that the tests and timings import."""
+    found = []
+    for name in ('pytest', 'flax', 'optax', 'orbax.checkpoint', 'ml_collections', 'array_record', 'grain'):
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            found.append(str(error.name))
+    return found
+
+
+def processes(backend: str) -> str:
+    """Returns pytest's options for its processes: of a GPU, which several may use, three, where pytest-xdist is."""
+    several = backend == 'gpu' and importlib.util.find_spec('xdist') is not None
+    return '-n 3' if several else ''
+
+
 def main() -> str | None:
-    """Prints a line on the devices that JAX finds; returns one on what is missing."""
+    """Says which devices JAX finds, and prints pytest's options for them; returns a line on what is missing."""
     if MODE == 'cpu':
         os.environ['JAX_PLATFORMS'] = 'cpu'
     share()
-    missing = [name for name in ('jax', 'flax', 'optax', 'orbax', 'pytest') if importlib.util.find_spec(name) is None]
+    missing = lacking()
     if missing:
         return f'accelerator: {sys.executable} lacks {", ".join(missing)}; give another interpreter as PYTHON='
     import jax
@@ -63,7 +82,8 @@ def main() -> str | None:
         return f'accelerator: the JAX of {sys.executable} finds none; give an interpreter with its plugin as PYTHON='
     kinds = ', '.join(sorted({device.device_kind for device in jax.devices()}))
     versions = f'jax {jax.__version__}, Python {platform.python_version()}'
-    print(f'accelerator: {jax.device_count()} x {kinds}, {versions}', flush=True)
+    print(f'accelerator: {jax.device_count()} x {kinds}, {versions}', file=sys.stderr, flush=True)
+    print(processes(jax.default_backend()))
     return None
 
 

@@ -7,12 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import norm_cases
 from attention_cases import CASES, Case, make, make_mask
-from tformer.config import Mesh
+from tformer.config import Mesh, Model
 from tformer.distributed import sharding
-from tformer.layers import cudnn, kernels, splash, triton
+from tformer.layers import cudnn, kernels, norm_kernel, norms, splash, triton
 from tformer.layers.kernels import ScoreOptions
 from tformer.layers.parallel import ring_attention, ring_kernels
+from tformer.layers.resolved import resolve_model
 
 KERNELS = {
     'flash': functools.partial(splash.flash, interpret=True),
@@ -180,3 +182,55 @@ def test_a_ring_of_kernels_is_the_reference(kernel, name):
         assert ring_kernels.serves(kernel, arrays['q'], arrays['k'], mask, options)
         found = jax.device_get(both(functools.partial(ring_kernels.ring, kernel, interpret=True)))
     assert_near(found[::-1], wanted[::-1])
+
+
+NORM = {'layernorm': True, 'rmsnorm': False}  # whether the mean is taken away
+WIDTHS = ((2, 33, 320), (3, 8, 256), (1, 3, 4100), (2, 1, 768))  # that tiles do and do not divide
+
+
+@pytest.mark.parametrize('name', NORM)
+@pytest.mark.parametrize('shape', WIDTHS)
+def test_the_kernel_of_a_norm_has_its_values_and_gradients(name, shape):
+    given, options = norm_cases.make(shape), norm_kernel.Options(NORM[name], 1e-5, 'float32', interpret=True)
+    found = norm_cases.run(functools.partial(norm_kernel.norm, options), *given)
+    for what, wanted in norm_cases.by_hand(NORM[name], 1e-5, *given).items():
+        np.testing.assert_allclose(found[what], wanted, atol=2e-6 * max(1, np.abs(wanted).max()), err_msg=what)
+
+
+@pytest.mark.parametrize(('sizes', 'rules'), [({'data': 2, 'fsdp': 2}, 'fsdp'), ({'data': 1, 'tensor': 4}, 'tp_sp')])
+def test_each_device_norms_its_own_tokens(sizes, rules):
+    """Of a stream split by rows, and by length as sequence parallelism splits it; gradients are summed over all."""
+    given, options = norm_cases.make((4, 12, 256)), norm_kernel.Options(True, 1e-5, 'float32', interpret=True)
+    norm, mesh = functools.partial(norm_kernel.norm, options), Mesh(**sizes, rules=rules)
+    with sharding.placed(sharding.make_mesh(mesh, jax.devices()[:4]), mesh):
+        found = norm_cases.run(norm, *given)
+        text = jax.jit(norm).lower(given[0], *given[2].values()).as_text()
+    assert 'shard_map' in text or 'manual_computation' in text
+    for what, wanted in norm_cases.run(norm, *given).items():
+        np.testing.assert_allclose(found[what], wanted, atol=1e-5, err_msg=what)
+
+
+@pytest.mark.parametrize('norm', ['layernorm', 'rmsnorm', 'rmsnorm_offset'])
+def test_the_kernel_norms_streams_on_a_gpu_and_nothing_else(monkeypatch, norm):
+    """Wide streams of several tokens, where the epsilon is in the root; it has the values of XLA's."""
+    called, kernel, x = [], norm_kernel.norm, norm_cases.make((2, 5, 256))[0]
+
+    def interpreted(options, *arrays):
+        called.append(options)
+        return kernel(options._replace(interpret=True), *arrays)
+
+    monkeypatch.setattr(norm_kernel, 'norm', interpreted)
+
+    def values(platform, x, **fields):
+        monkeypatch.setattr(norms, 'platform', lambda: platform)
+        layer, called[:] = norms.make_norm(resolve_model(Model(norm=norm, **fields))), []
+        variables = layer.init(jax.random.key(0), x)
+        variables = jax.tree.map(lambda x: x + 0.1 * jnp.arange(x.size).reshape(x.shape), sharding.unboxed(variables))
+        return layer.apply(variables, x), len(called) > 0
+
+    wanted, found = values('cpu', x), values('gpu', x)
+    assert (wanted[1], found[1]) == (False, True)
+    np.testing.assert_allclose(found[0], wanted[0], rtol=1e-5, atol=1e-5)
+    for other in (x[:, :1], x[..., :64], x[:, None]):
+        assert not values('gpu', other)[1]
+    assert not values('gpu', x, norm_epsilon_in_root=False)[1]

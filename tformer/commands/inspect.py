@@ -11,6 +11,7 @@ lower bound of its seconds; --decode takes the programs of generation instead. A
 as the model reads them.
 """
 
+import dataclasses
 import functools
 import json
 import pathlib
@@ -29,6 +30,7 @@ from tformer.data.inspection import rendering, report
 from tformer.distributed import devices, sharding
 from tformer.distributed.devices import Target
 from tformer.errors import UserError
+from tformer.layers import kernel_choice
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
 from tformer.training import checkpoint, flops, setup, writers
@@ -97,7 +99,8 @@ def inspect(config: Config) -> str:
     """
     resolved = assumed(config)
     objective = OBJECTIVES[resolved.train.objective]
-    params = abstract_variables(build(resolved.model), objective, one_row(resolved))['params']
+    model = dataclasses.replace(resolved.model, attention_kernel=kernel_choice.AUTO)  # the named one may not serve here
+    params = abstract_variables(build(model), objective, one_row(resolved))['params']
     rows = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(params, is_leaf=lambda x: isinstance(x, nn.Partitioned)):
         name = '.'.join(key.key for key in path)

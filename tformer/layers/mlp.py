@@ -16,26 +16,42 @@ from tformer.layers.resolved import ResolvedModel
 Activation = Callable[..., jax.Array]
 
 
-@jax.custom_jvp
-def _erfc(x: jax.Array) -> jax.Array:
-    """The complementary error function. jax's own derivative, which is the same, fails in `shard_map` of jax 0.12."""
-    return jax.lax.erfc(x)
+def _differentiated(function: Activation, factor: float) -> Activation:
+    """Returns an error function with its derivative, factor exp(-x^2): jax's own fails in `shard_map` of jax 0.12."""
+    function = jax.custom_jvp(function)
+
+    @function.defjvp
+    def _(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
+        (x,), (dx,) = primals, tangents
+        return function(x), jnp.asarray(factor, x.dtype) * (dx * jnp.exp(-jnp.square(x)))
+
+    return function
 
 
-@_erfc.defjvp
-def _erfc_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
-    (x,), (dx,) = primals, tangents
-    return _erfc(x), jnp.asarray(-2 / math.sqrt(math.pi), x.dtype) * (dx * jnp.exp(-jnp.square(x)))
+_erf = _differentiated(jax.lax.erf, 2 / math.sqrt(math.pi))
+_erfc = _differentiated(jax.lax.erfc, -2 / math.sqrt(math.pi))
 
 
 def gelu(x: jax.Array) -> jax.Array:
     """x Phi(x), exactly (Hendrycks & Gimpel 2016)."""
+    if _is_narrow(x):
+        wide = x.astype(jnp.float32)
+        return (0.5 * wide * (1 + _erf(wide * math.sqrt(0.5)))).astype(x.dtype)
     return 0.5 * x * _erfc(-x * jnp.asarray(math.sqrt(0.5), x.dtype))
 
 
 def gelu_tanh(x: jax.Array) -> jax.Array:
     """The approximation 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) (Hendrycks & Gimpel 2016, 2)."""
+    if _is_narrow(x):  # 0.5 (1 + tanh(z)) is the logistic function of 2 z
+        wide = x.astype(jnp.float32)
+        z = math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3)
+        return (wide * jax.nn.sigmoid(2 * z)).astype(x.dtype)
     return jax.nn.gelu(x, approximate=True)
+
+
+def _is_narrow(x: jax.Array) -> bool:
+    """Tells whether float32 has digits to spare for x, so that what is fastest there is exact enough."""
+    return x.dtype.itemsize < 4
 
 
 def relu_squared(x: jax.Array) -> jax.Array:

@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from tformer.distributed.sharding import partitioned
+from tformer.distributed.sharding import partitioned, platform
 from tformer.errors import choose
+from tformer.layers import norm_kernel
 from tformer.layers.resolved import ResolvedModel
 
 MOMENTUM = 0.9  # of BatchNorm's running statistics, a step (Ioffe & Szegedy 2015)
@@ -84,14 +85,15 @@ class LayerNorm(Norm):
     def __call__(self, x: jax.Array, real_BT: jax.Array | None = None) -> jax.Array:
         cfg, D = self.cfg, x.shape[-1]
         scale, bias = self.vector('scale', 1.0, D), self.bias(D)
+        if has_kernel(cfg, x):
+            return norm_kernel.norm(norm_kernel.Options(True, cfg.norm_epsilon, cfg.dtype), x, scale, bias)
         return layer_norm(x, scale, bias, cfg.norm_epsilon, cfg.norm_epsilon_in_root).astype(cfg.dtype)
 
 
 class RMSNorm(Norm):
     @nn.compact
     def __call__(self, x: jax.Array, real_BT: jax.Array | None = None) -> jax.Array:
-        cfg, scale = self.cfg, self.vector('scale', 1.0, x.shape[-1])
-        return rms_norm(x, scale, cfg.norm_epsilon, cfg.norm_epsilon_in_root).astype(cfg.dtype)
+        return scaled_rms_norm(self.cfg, x, self.vector('scale', 1.0, x.shape[-1]))
 
 
 class OffsetRMSNorm(Norm):
@@ -99,8 +101,19 @@ class OffsetRMSNorm(Norm):
 
     @nn.compact
     def __call__(self, x: jax.Array, real_BT: jax.Array | None = None) -> jax.Array:
-        cfg, scale = self.cfg, self.vector('scale', 0.0, x.shape[-1])
-        return rms_norm(x, 1 + scale, cfg.norm_epsilon, cfg.norm_epsilon_in_root).astype(cfg.dtype)
+        return scaled_rms_norm(self.cfg, x, 1 + self.vector('scale', 0.0, x.shape[-1]))
+
+
+def scaled_rms_norm(cfg: ResolvedModel, x: jax.Array, scale_D: jax.Array) -> jax.Array:
+    if has_kernel(cfg, x):
+        options = norm_kernel.Options(False, cfg.norm_epsilon, cfg.dtype)
+        return norm_kernel.norm(options, x, scale_D, jnp.zeros_like(scale_D))
+    return rms_norm(x, scale_D, cfg.norm_epsilon, cfg.norm_epsilon_in_root).astype(cfg.dtype)
+
+
+def has_kernel(cfg: ResolvedModel, x: jax.Array) -> bool:
+    """Tells whether a norm of x is computed by a kernel: of streams that are more than a step of decoding."""
+    return platform() == 'gpu' and cfg.norm_epsilon_in_root and x.ndim == 3 and x.shape[1] > 1 and x.shape[2] >= 256
 
 
 class JointRMSNorm(Norm):

@@ -30,6 +30,10 @@ from tformer.training.state import OFFLOADED, TrainState, begin, logical_names, 
 from tformer.training.step import Step, make_train_step
 from tformer.training.teacher import Teacher, make_teacher
 
+# Of the train step, by the JAX backend. A GPU's products are cuBLAS's, which adds biases and residual streams as it
+# writes; to try Triton's as well takes longer to compile.
+COMPILER_OPTIONS = {'gpu': {'xla_gpu_enable_triton_gemm': False}}
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Program:
@@ -75,7 +79,8 @@ class Program:
     def jitted_step(self) -> Any:
         """The compiled train step (state, batch, hyper, *taught), for use inside `context()`; it takes the place of the
         state it is given."""
-        return jax.jit(self.step, donate_argnums=0, out_shardings=(self.shardings, None))
+        options = COMPILER_OPTIONS.get(sharding.jax_platform(self.mesh))
+        return jax.jit(self.step, donate_argnums=0, out_shardings=(self.shardings, None), compiler_options=options)
 
     @property
     def reference(self) -> nn.Module | None:

@@ -42,16 +42,17 @@ def on_each_device(
     return run(q_BNTH, k_BKSH, v_BKSU, by_row, by_head)
 
 
-def on_own_tokens(function: Callable[[Any, Any], Any], shared: Any, tokens: Any) -> Any:
+def on_own_tokens(function: Callable[[Any, Any], Any], shared: Any, tokens: Any, axis: str = 'length') -> Any:
     """Returns function(shared, tokens), each device with its own tokens, as the rules of the mesh split them.
 
     Args:
       function: returns a pytree of arrays [B, T].
       shared: a pytree that is the same for all tokens; its gradient is summed over the devices once.
       tokens: a pytree of arrays [B, T, ...].
+      axis: the logical name of T.
     """
     mesh, (B, T) = jax.sharding.get_abstract_mesh(), jax.tree.leaves(tokens)[0].shape[:2]
-    rows, length = (split('batch', B), split('length', T)) if mesh.size > 1 else (None, None)
+    rows, length = (split('batch', B), split(axis, T)) if mesh.size > 1 else (None, None)
     if rows is None or length is None or _ways(rows + length) == 1:
         return function(shared, tokens)
     whole = all(mesh.shape[axis] == 1 for axis in free_axes() - {*rows, *length})
