@@ -75,6 +75,18 @@ def test_the_slope_of_the_exact_gelu_is_its_own():
     np.testing.assert_allclose(slope, expected, atol=2e-6)
 
 
+@pytest.mark.parametrize(('name', 'value'), [('gelu', lambda x: x * normal(x)), ('gelu_tanh', tanh_of_cubic)])
+def test_gelu_of_bfloat16_is_rounded_once(name, value):
+    """As its slope, which is that of the values to within their difference quotient."""
+    function, points = ACTIVATIONS[name][1], np.unique(np.linspace(-8, 8, 20_001).astype(jnp.bfloat16))
+    exact = [value(float(x)) for x in points]
+    slopes = [(value(float(x) + 1e-5) - value(float(x) - 1e-5)) / 2e-5 for x in points]
+    found, gradients = function(jnp.asarray(points)), jax.vmap(jax.grad(function))(jnp.asarray(points))
+    assert found.dtype == gradients.dtype == jnp.bfloat16
+    np.testing.assert_allclose(np.float64(found), exact, rtol=2**-8, atol=2e-6)
+    np.testing.assert_allclose(np.float64(gradients), slopes, rtol=2**-8, atol=2e-6)
+
+
 @pytest.mark.parametrize('bias', [True, False])
 def test_the_first_projection_is_the_gate(bias):
     """Shazeer 2020, eq. 6: out(silu(x W) * (x V)), W in_0 and V in_1; each with its bias where there are biases."""
