@@ -254,6 +254,13 @@ def test_the_command_on_64_devices():
     assert 30 < float(found[3]) <= 100
 
 
+def test_what_is_trained_in_packed_rows_is_decoded_one_text_a_row():
+    cfg = small('encoder_decoder')
+    packed = config.override(cfg, {'data.batching': 'pack'})
+    runs = [dry_run.compile_program('decode step', each, Target('cpu', (1,))) for each in (cfg, packed)]
+    assert costs.flops(runs[0].program) == costs.flops(runs[1].program) > 0
+
+
 @pytest.mark.parametrize('kernel', ['cudnn', 'flash', 'triton'])
 def test_the_table_of_parameters_is_that_of_a_kernel_for_other_devices(kernel):
     """As of a config for a chip, by whoever has none."""

@@ -10,7 +10,7 @@ import functools
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -182,7 +182,13 @@ def _abstract_teacher(program: Program) -> tuple[Any, ...]:
 
 def _prefill(program: Program, state: Any, batch: Any) -> tuple[jax.stages.Traced, dict[str, Any]]:
     variables = _abstract_variables(program, state)
-    return jax.jit(functools.partial(_read_prompt, program)).trace(variables, batch), {'parameters': variables}
+    traced = jax.jit(functools.partial(_read_prompt, program)).trace(variables, _prompts(batch))
+    return traced, {'parameters': variables}
+
+
+def _prompts(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a batch of training as one of generation, whose rows hold one text each."""
+    return {name: x for name, x in batch.items() if not name.endswith('segment_ids')}
 
 
 def _abstract_variables(program: Program, state: Any) -> dict[str, Any]:
@@ -226,7 +232,7 @@ def _decode_step(program: Program, state: Any, batch: Any) -> tuple[jax.stages.T
         return cache if hypotheses == 1 else cache.branch(hypotheses)
 
     variables = _abstract_variables(program, state)
-    cache = jax.eval_shape(start, variables, batch)
+    cache = jax.eval_shape(start, variables, _prompts(batch))
     one = {
         name: jax.ShapeDtypeStruct((len(x), hypotheses), x.dtype, sharding=x.sharding)
         for name, x in batch.items()
