@@ -13,11 +13,12 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from tformer.layers.kernels import MIN, Pair, ScoreOptions, pad, plain, refuse, sink_gradient, with_sink
+from tformer.layers import triton_tiles
+from tformer.layers.kernels import Pair, ScoreOptions, pad, plain, refuse, sink_gradient, with_sink
 from tformer.layers.masks import AttentionMask
 from tformer.layers.parallel.each_device import on_each_device
+from tformer.layers.triton_tiles import BLOCK, Tiles
 
-BLOCK = 64  # queries and keys of a tile
 NO_WINDOW = 2**30
 
 
@@ -29,15 +30,6 @@ class Tokens(NamedTuple):
     window_1: jax.Array
     first_BI: jax.Array  # of tiles in order, the first tile of keys that a tile of queries sees, its window apart
     end_BJ: jax.Array  # and the tile of queries after the last that sees a tile of keys
-
-
-class Tiles(NamedTuple):
-    """What the kernels are told besides arrays."""
-
-    softcap: float | None = None
-    causal: bool = False
-    in_order: bool = False  # no query sees a key whose place is after its own, or a window before
-    interpret: bool = False
 
 
 def triton(
@@ -126,7 +118,7 @@ def forward(
     """Returns (out_BNTU, the log-sum-exp of the scores lse_BNT, float32; `MIN` where a query sees nothing)."""
     B, N, T, _ = q_BNTH.shape
     out = jax.ShapeDtypeStruct((B, N, T, v_BKSU.shape[-1]), v_BKSU.dtype)
-    found = _call(_forward, tiles, (B, N, T // BLOCK), (q_BNTH, k_BKSH, v_BKSU), tokens, (), 'queries')
+    found = _call(triton_tiles.forward, tiles, (B, N, T // BLOCK), (q_BNTH, k_BKSH, v_BKSU), tokens, (), 'queries')
     return tuple(found((out, jax.ShapeDtypeStruct((B, N, T), jnp.float32))))
 
 
@@ -143,12 +135,12 @@ def backward(
     """Returns the gradients of queries, keys and values, of attention whose weights are exp(scores - lse)."""
     (B, N, T, _), (K, S), shape = q_BNTH.shape, k_BKSH.shape[1:3], jax.ShapeDtypeStruct
     inputs, kept = (q_BNTH, k_BKSH, v_BKSU), (lse_BNT, delta_BNT, dout_BNTU)
-    dq_BNTH = _call(_backward_queries, tiles, (B, N, T // BLOCK), inputs, tokens, kept, 'queries')(
+    dq_BNTH = _call(triton_tiles.backward_queries, tiles, (B, N, T // BLOCK), inputs, tokens, kept, 'queries')(
         shape(q_BNTH.shape, q_BNTH.dtype)
     )
     dtype = k_BKSH.dtype if N == K else jnp.float32
     outs = shape((B, N, *k_BKSH.shape[2:]), dtype), shape((B, N, *v_BKSU.shape[2:]), dtype)
-    grads = _call(_backward_keys, tiles, (B, N, S // BLOCK), inputs, tokens, kept, 'keys')(outs)
+    grads = _call(triton_tiles.backward_keys, tiles, (B, N, S // BLOCK), inputs, tokens, kept, 'keys')(outs)
     dk_BKSH, dv_BKSU = (x.reshape(B, K, N // K, *x.shape[2:]).sum(2) if N != K else x for x in grads)
     return dq_BNTH, dk_BKSH, dv_BKSU
 
@@ -229,101 +221,8 @@ def pair_backward(
 PAIR = Pair(pair_forward, pair_backward, BLOCK, any_order=True)
 
 
-# ------------------------------------------------------------------------------------------------ in a tile
-def _dot(x: jax.Array, y: jax.Array) -> jax.Array:
-    return jax.lax.dot(x, y, preferred_element_type=jnp.float32)
-
-
-def _scores(
-    tiles: Tiles, q: jax.Array, k: jax.Array, queries: Any, keys: Any, window: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns (scores, whether they are seen, the derivative of the soft cap), each [queries, keys]."""
-    scores = _dot(q, k.T)
-    slope = jnp.ones_like(scores)
-    if tiles.softcap is not None:
-        tanh = 1 - 2 / (jnp.exp(2 * scores / tiles.softcap) + 1)
-        scores, slope = tiles.softcap * tanh, 1 - tanh * tanh
-    (at, own), (places, segments, prefix) = (x[:, None] for x in queries), (x[None] for x in keys)
-    seen = (places >= 0) & (own == segments) & (jnp.abs(at - places) < window)
-    if tiles.causal:
-        seen &= (at >= places) | (prefix > 0)
-    return jnp.where(seen, scores, MIN), seen, slope
-
-
-def _forward(
-    tiles: Tiles, q: Any, k: Any, v: Any, queries: Any, keys: Any, window: Any, first: Any, out: Any, lse: Any
-) -> None:
-    q_tile, own, width = q[...], (queries[0, :], queries[1, :]), window[0]
-
-    def body(j: Any, carry: Any) -> Any:
-        top, total, sums = carry
-        at = pl.ds(j * BLOCK, BLOCK)
-        scores, seen, _ = _scores(tiles, q_tile, k[at, :], own, (keys[0, at], keys[1, at], keys[2, at]), width)
-        higher = jnp.maximum(top, scores.max(1))
-        weights, fade = jnp.where(seen, jnp.exp(scores - higher[:, None]), 0.0), jnp.exp(top - higher)
-        values = v[at, :]
-        sums = sums * fade[:, None] + _dot(weights.astype(values.dtype), values)
-        return higher, total * fade + weights.sum(1), sums
-
-    begin, end = _keys_seen(tiles, pl.program_id(2), k.shape[0] // BLOCK, width, first[0])
-    start = jnp.full((BLOCK,), MIN), jnp.zeros(BLOCK), jnp.zeros((BLOCK, v.shape[1]))
-    top, total, sums = jax.lax.fori_loop(begin, end, body, start)
-    found = jnp.where(total > 0, total, 1.0)
-    out[...] = (sums / found[:, None]).astype(out.dtype)
-    lse[...] = jnp.where(total > 0, top + jnp.log(found), MIN)
-
-
-def _keys_seen(tiles: Tiles, tile: Any, count: int, width: Any, first: Any) -> tuple[Any, Any]:
-    """Returns the first tile of keys that a tile of queries sees, and the one after the last."""
-    if not tiles.in_order:
-        return 0, count
-    return jnp.maximum(first, jnp.maximum(tile * BLOCK - width + 1, 0) // BLOCK), jnp.minimum(tile + 1, count)
-
-
-def _backward_queries(
-    tiles: Tiles, q: Any, k: Any, v: Any, queries: Any, keys: Any, window: Any, first: Any, *kept_and_out: Any
-) -> None:
-    lse, delta, dout, dq = kept_and_out
-    q_tile, own, width = q[...], (queries[0, :], queries[1, :]), window[0]
-    lse_tile, delta_tile, dout_tile = lse[...], delta[...], dout[...]
-
-    def body(j: Any, sums: Any) -> Any:
-        at = pl.ds(j * BLOCK, BLOCK)
-        k_tile = k[at, :]
-        scores, seen, slope = _scores(tiles, q_tile, k_tile, own, (keys[0, at], keys[1, at], keys[2, at]), width)
-        weights = jnp.where(seen, jnp.exp(scores - lse_tile[:, None]), 0.0)
-        dscores = weights * (_dot(dout_tile, v[at, :].T) - delta_tile[:, None]) * slope
-        return sums + _dot(dscores.astype(k_tile.dtype), k_tile)
-
-    begin, end = _keys_seen(tiles, pl.program_id(2), k.shape[0] // BLOCK, width, first[0])
-    sums = jax.lax.fori_loop(begin, end, body, jnp.zeros(q_tile.shape))
-    dq[...] = sums.astype(dq.dtype)
-
-
-def _backward_keys(
-    tiles: Tiles, q: Any, k: Any, v: Any, queries: Any, keys: Any, window: Any, end: Any, *kept_and_out: Any
-) -> None:
-    lse, delta, dout, *out = kept_and_out
-    k_tile, v_tile, width = k[...], v[...], window[0]
-    own = keys[0, :], keys[1, :], keys[2, :]
-
-    def body(i: Any, sums: Any) -> Any:
-        at = pl.ds(i * BLOCK, BLOCK)
-        q_tile, dout_tile = q[at, :], dout[at, :]
-        scores, seen, slope = _scores(tiles, q_tile, k_tile, (queries[0, at], queries[1, at]), own, width)
-        weights = jnp.where(seen, jnp.exp(scores - lse[at][:, None]), 0.0)
-        dscores = weights * (_dot(dout_tile, v_tile.T) - delta[at][:, None]) * slope
-        dk, dv = sums
-        return dk + _dot(dscores.astype(q_tile.dtype).T, q_tile), dv + _dot(weights.astype(v_tile.dtype).T, dout_tile)
-
-    tile, count = pl.program_id(2), q.shape[0] // BLOCK
-    first, last = jnp.int32(0), jnp.int32(count)
-    if tiles.in_order:  # the queries from a key's own place to where it leaves the window
-        first = jnp.minimum(tile, count)
-        last = jnp.minimum((tile * BLOCK + 2 * BLOCK - 2 + width) // BLOCK, end[0])
-    sums = jax.lax.fori_loop(first, last, body, (jnp.zeros(k_tile.shape), jnp.zeros(v_tile.shape)))
-    for ref, x in zip(out, sums, strict=True):
-        ref[...] = x.astype(ref.dtype)
-
-
-PHASES: dict[Any, str] = {_forward: 'fwd', _backward_queries: 'dq', _backward_keys: 'dkv'}
+PHASES: dict[Any, str] = {
+    triton_tiles.forward: 'fwd',
+    triton_tiles.backward_queries: 'dq',
+    triton_tiles.backward_keys: 'dkv',
+}
