@@ -14,7 +14,7 @@ from jax.experimental import pallas as pl
 from tformer.layers.parallel.each_device import on_own_tokens
 
 SIZE = 4096  # numbers of a tile, of one token at least
-WARPS = 4  # that work on one
+WARP = 1024  # of them, those of one warp
 TILES = 8  # of which a program of the backward pass adds up the gradients of scale and bias
 
 
@@ -79,7 +79,7 @@ def _call(kernel: Any, options: Options, tiles: int, rows: Any, vectors: Any, ou
         in_specs=[by_row] * len(rows) + [pl.BlockSpec((D,), lambda i: (0,))] * len(vectors),
         out_specs=tuple(by_row if out.shape[0] == R else by_program for out in outs),
         out_shape=outs,
-        compiler_params=gpu.CompilerParams(num_warps=WARPS, num_stages=1),
+        compiler_params=gpu.CompilerParams(num_warps=max(SIZE, pl.next_power_of_2(D)) // WARP, num_stages=1),
         interpret=options.interpret,
     )
     return call(*rows, *vectors)
