@@ -11,6 +11,7 @@ import random
 import signal
 import subprocess
 import sys
+import tracemalloc
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -135,6 +136,26 @@ def test_a_text_of_several_splits_stays_in_the_test_split_then_in_valid(tmp_path
     made(cfg, tmp_path / 'set')
     found = {split: set(read(tmp_path / 'set', train_tokenizers(cfg, []), split)) for split in SPLITS}
     assert found == {'test': set(rows[10:30]), 'valid': set(rows[:10]), 'train': set(rows[30:])}
+
+
+def test_the_copies_of_a_text_are_not_held_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages, 'RUN', 50_000)
+    peaks: list[int] = []
+    kept = stages._kept
+
+    def measured(*given: Any) -> Any:
+        tracemalloc.start()
+        try:
+            found = kept(*given)
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+        return found
+
+    monkeypatch.setattr(stages, '_kept', measured)
+    rows = ['x' * 2000] * 1500 + texts(50)  # 3 MB of one text
+    said = made(config(tmp_path, write(tmp_path / 'a.jsonl', rows), deduplicate='exact'), tmp_path / 'set')
+    assert 'of 1,550 texts, 1,499 duplicates' in said and 0 < max(peaks) < 1_000_000
 
 
 KILLED = """
