@@ -20,7 +20,7 @@ import numpy as np
 
 from tformer import atomic
 from tformer.config import Config, hashing
-from tformer.data import locks, worker
+from tformer.data import locks, remote, worker
 from tformer.data.prepared import job as job_lib
 from tformer.data.prepared import shards, stages
 from tformer.data.prepared.job import WORK, Job
@@ -53,6 +53,7 @@ def check_output(place: str) -> None:
         raise UserError(f'--output={place} holds other files, and no prepared set: name a new or an empty directory')
 
 
+@remote.by_url()
 def write(config: Config, tokenizers: Tokenizers, place: str, engine: Engine, say: Say = lambda line: None) -> str:
     """Writes the texts of config.data as a prepared set in the directory `place`, unless it is there.
 

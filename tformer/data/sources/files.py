@@ -182,8 +182,8 @@ def _of_split(directory: Path, split: str) -> list[Path]:
             f'{directory / split}.{{{endings}}}[{packs}] does not exist{nearest(f"{split}.tsv", present)}'
         )
     [(kind, files)] = kinds.items()
-    if total := re.search(r'-of-(\d+)', kind):
-        _check_parts(f'{directory} holds', kind, files, int(total[1]))
+    if counted := re.search(r'-of-(\d+)', kind):
+        _check_parts(f'{directory} holds', kind, files, int(counted[1]))
     return sorted((directory / file for file in files), key=_order)
 
 
