@@ -10,6 +10,7 @@ import time
 import pytest
 
 import beam_python
+import tformer
 from lives import HANG
 from places import ROOT
 from tformer import __main__ as command_line
@@ -88,12 +89,28 @@ def test_beam_makes_the_same_bytes(tmp_path: pathlib.Path) -> None:
     assert content(tmp_path / 'here') == content(tmp_path / 'beam')
 
 
+def test_the_files_of_another_directory_stay_as_they_are(tmp_path: pathlib.Path) -> None:
+    hub = tmp_path / 'hub'
+    (hub / 'unfinished').mkdir(parents=True)
+    (hub / 'unfinished' / 'notes').write_text('mine')
+    (hub / 'tokenizer.json').write_text("the hub's")
+    config = config_lib.load(f'{ROOT}/configs/lm_stdlib.py')
+    with pytest.raises(UserError, match='hub holds other files, and no prepared set'):
+        tformer.prepare_set(config, hub)
+    assert (hub / 'unfinished' / 'notes').read_text() == 'mine' and (hub / 'tokenizer.json').read_text() == "the hub's"
+    for place in (tmp_path / 'new', hub / 'unfinished' / 'empty'):
+        prepare.check_output(str(place))
+
+
 @pytest.mark.parametrize(
     ('flags', 'message'),
     [
         (('--processes=2',), '--processes is of a prepared set: give --output=DIR'),
         (('--output=a', '--workdir=b'), '--output and --workdir are two preparations'),
         (('--output=a', '--processes=1', '--beam=--runner=x'), '--processes and --beam are two ways'),
+        (('--output=',), '--output is empty: name the directory of the set'),
+        (('--output=s3://a/b',), '--output=s3://a/b is a URL: name a directory of this machine'),
+        (('--output=.',), '--output=. holds other files, and no prepared set: name a new or an empty directory'),
         (('--output=a', '--processes=0'), '--processes=0 must be positive'),
         (('--output=a', '--config.data.deduplicate=same'), "data.deduplicate='same' is unknown"),
         (('--output=a', '--config.data.cleaning=spces'), "data.cleaning='spces' is unknown; did you mean 'spaces'"),

@@ -1,6 +1,7 @@
 """Prepared sets: the same bytes whoever makes them, nothing lost, damage noticed, and the batches of hosts."""
 
 import collections
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -10,6 +11,7 @@ import random
 import signal
 import subprocess
 import sys
+import tracemalloc
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -136,6 +138,26 @@ def test_a_text_of_several_splits_stays_in_the_test_split_then_in_valid(tmp_path
     assert found == {'test': set(rows[10:30]), 'valid': set(rows[:10]), 'train': set(rows[30:])}
 
 
+def test_the_copies_of_a_text_are_not_held_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages, 'RUN', 50_000)
+    peaks: list[int] = []
+    kept = stages._kept
+
+    def measured(*given: Any) -> Any:
+        tracemalloc.start()
+        try:
+            found = kept(*given)
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+        return found
+
+    monkeypatch.setattr(stages, '_kept', measured)
+    rows = ['x' * 2000] * 1500 + texts(50)  # 3 MB of one text
+    said = made(config(tmp_path, write(tmp_path / 'a.jsonl', rows), deduplicate='exact'), tmp_path / 'set')
+    assert 'of 1,550 texts, 1,499 duplicates' in said and 0 < max(peaks) < 1_000_000
+
+
 KILLED = """
 import sys
 from halting import die, once
@@ -229,6 +251,58 @@ def test_any_byte_flipped_is_noticed_and_no_other_token_is_read(tmp_path: Path) 
     assert 'is already written' in made(cfg, tmp_path / 'set')
 
 
+@pytest.mark.usefixtures('small')
+def test_a_damaged_index_and_a_lost_tokenizer_are_written_again(tmp_path: Path) -> None:
+    cfg = config(tmp_path, write(tmp_path / 'a.jsonl', texts(40)))
+    made(cfg, tmp_path / 'set')
+    whole = content(tmp_path / 'set')
+    for name, damaged, message, end in (
+        (shards.INDEX, whole[shards.INDEX][:50], 'is made again: its prepared.json is damaged', 'is written'),
+        (shards.INDEX, whole[shards.INDEX].replace(b'1', b'2', 1), 'prepared.json is damaged', 'is written'),
+        ('tokenizer.json', None, 'its tokenizer is written again', 'is already written'),
+        ('tokenizer.json', b'{', 'its tokenizer is written again', 'is already written'),
+    ):
+        (tmp_path / 'set' / name).unlink()
+        if damaged is not None:
+            (tmp_path / 'set' / name).write_bytes(damaged)
+        said: list[str] = []
+        assert end in made(cfg, tmp_path / 'set', say=said.append)
+        assert message in said[0] and content(tmp_path / 'set') == whole
+
+
+def test_one_process_writes_a_set_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg = config(tmp_path, write(tmp_path / 'a.jsonl', texts(40)))
+
+    def engine(place: str, *rest: Any) -> None:
+        with pytest.raises(UserError, match=r'^--output=.*set is in use by process \d+ on '):
+            made(cfg, tmp_path / 'set')
+        prepare.here(place, *rest)
+
+    made(cfg, tmp_path / 'set', engine)
+    assert 'is already written' in made(cfg, tmp_path / 'set')
+
+    @contextlib.contextmanager
+    def late(*_: object) -> Iterator[None]:
+        (tmp_path / 'other' / shards.INDEX).write_text('of another process')
+        yield
+
+    monkeypatch.setattr(prepare.locks, 'alone', late)
+    with pytest.raises(UserError, match='another process has written it meanwhile'):
+        made(cfg, tmp_path / 'other')
+
+
+def test_a_set_without_a_text_for_training_is_not_written(tmp_path: Path) -> None:
+    path = write(tmp_path / 'a.jsonl', [f'short {i}' for i in range(20)])
+    for cfg, message in (
+        (config(tmp_path, path, cleaning=('gopher',)), 'training: of 20 texts, 20 left out by cleaning$'),
+        (config(tmp_path, path, test_path=(path,), valid_path=(path,), deduplicate='exact'),
+         'training: of 60 texts, 40 duplicates, 20 in other splits$'),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=message):
+            made(cfg, tmp_path / 'set')
+        assert [file.name for file in (tmp_path / 'set').glob('*') if '-of-' in file.name or 'prep' in file.name] == []
+
+
 def test_hosts_open_only_the_shards_of_their_rows_and_make_the_batches_of_one(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(stages, 'SHARD', 2500)
     monkeypatch.setattr(shards, 'LONGEST', 30)
@@ -293,16 +367,18 @@ def test_the_weights_of_a_mixture_hold_for_prepared_sets(tmp_path: Path) -> None
 @pytest.mark.usefixtures('small')
 def test_a_source_that_is_no_file_is_prepared_and_cleaned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [f'a{i} b  \r\n\n\n\n\x07c' if i % 10 else ' \r\n' for i in range(200)]
-    row = sources.Source(lambda *of: (f'rows {of[2]}', lambda: ([{'text': row} for row in rows], 0)))
+    own = {'train': [*rows, 'of training']}  # the splits have the same texts but for one
+    row = sources.Source(lambda *of: (f'rows {of[2]}', lambda: ([{'text': row} for row in own.get(of[2], rows)], 0)))
     monkeypatch.setitem(sources.SOURCES, 'rows', row)
     cfg = config(tmp_path, source='rows', cleaning=('controls', 'spaces'), deduplicate='exact')
     assert len(job.plan(cfg, train_tokenizers(cfg, [])).parts) == 9
     said = made(cfg, tmp_path / 'set')
-    assert 'of 600 texts, 60 left out by cleaning, 360 duplicates' in said  # the splits have the same texts
+    assert 'of 601 texts, 60 left out by cleaning, 360 duplicates' in said
     found = read(tmp_path / 'set', train_tokenizers(cfg, []), 'test')
     assert sorted(found) == sorted(f'a{i} b\n\nc' for i in range(200) if i % 10)
+    assert read(tmp_path / 'set', train_tokenizers(cfg, []), 'train') == ['of training']
     with pytest.raises(NoSplitError):
-        read(tmp_path / 'set', train_tokenizers(cfg, []), 'train')
+        read(tmp_path / 'set', train_tokenizers(cfg, []), 'valid')
 
 
 def test_texts_of_other_rules_than_gophers_are_left_out() -> None:
@@ -444,6 +520,7 @@ def test_mistakes(tmp_path: Path) -> None:
         ({'data': {'path': (there,), 'valid_path': (), 'test_path': ()}}, 'set is a prepared set already'),
         ({'data': {'path': (str(tmp_path / 'a.bin'),)}}, 'a.bin holds tokens already'),
         ({'data': {'mixture': (f'path={path}',)}}, '--output prepares one source'),
+        ({'data': {'train_examples': 3}}, '--output prepares all texts: leave out data.train_examples'),
         ({'train': {'objective': 'seq2seq'}}, 'train.objective=seq2seq is none'),
         ({'data': {'path': ('nowhere',)}}, 'nowhere does not exist'),
     ):

@@ -130,11 +130,15 @@ def test_a_long_read_says_how_far_it_is(server, tmp_path, monkeypatch: pytest.Mo
 
 
 def test_files_that_differ_in_what_they_are_asked_by_are_kept_apart(server, tmp_path) -> None:
-    """The server gives no version, and contents of one size."""
+    """The server gives no version, and contents of one size; nothing of them is kept for later processes."""
+    before = len(remote._HELD)
     for number in range(3):
         server.files['/a.bytes'] = content = f'content {number}'.encode()
         server.plan[:] = [functools.partial(whole, ETag='')] * 3
         assert fetch(server, tmp_path) == content
+    for held in remote._HELD[before:]:  # as at the end of the process
+        held.cleanup()
+    assert list(tmp_path.iterdir()) == []
     for number in range(3):
         server.files['/a.bytes'] = content = f'content {number}'.encode()
         server.plan[:] = [functools.partial(whole, ETag='"same"')] * 3
@@ -247,7 +251,7 @@ def test_no_server_and_no_list_are_one_line(tmp_path, monkeypatch: pytest.Monkey
         url = f'http://127.0.0.1:{bound.server_address[1]}'
     with pytest.raises(UserError, match=r'/a.txt cannot be fetched: .*refused.* \(5 times\)$'):
         remote.fetched(f'{url}/a.txt', tmp_path)
-    for path in (f'{url}/*.txt', f'{url}/', url):
+    for path in (f'{url}/*.txt', f'{url}/', url, f'{url}/a/', f'{url}/a.txt/?b=c', f'{url}/a/..', f'{url}/.'):
         with pytest.raises(UserError, match=r'names no file: http has no list of them, name each in data.path$'):
             remote.fetched(path, tmp_path)
     for path, why in {'http://[::1/a': 'Invalid IPv6 URL', 'http://127.0.0.1:a/b': "nonnumeric port: 'a'"}.items():
@@ -276,6 +280,18 @@ def test_records_come_from_servers(server, tmp_path) -> None:
         len(load(Data(path=(f'{server.url}/t.bin',))))
 
 
+def test_errors_in_fetched_files_name_their_urls(server, tmp_path) -> None:
+    server.files |= {'/deep/a.jsonl': b'{"text": "a"}\n{', '/a.bin': b'abc'}
+    for name, message in {
+        'deep/a.jsonl': '/deep/a.jsonl:2: not JSON: ',
+        'deep/a.jsonl?token=x': '/deep/a.jsonl:2: not JSON: ',
+        'a.bin': '/a.bin ',
+    }.items():
+        with pytest.raises(UserError, match=f'^{re.escape(server.url + message)}'):
+            paths = (f'{server.url}/{name}',)
+            len(sources.load(Data(path=('x',), test_path=paths, cache_dir=str(tmp_path)), 'causal_lm', 'test'))
+
+
 def test_objects_of_a_store(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store in memory, by the calls of those on the network; tests/data/test_stores.py has an emulator of S3."""
     store = emulated.memory()
@@ -296,6 +312,12 @@ def test_objects_of_a_store(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert fetch() == contents and {stop for _, _, stop in asked} == {0}  # only versions are asked for
     store.write('train.txt', b'another')
     assert fetch()['train.txt'] == b'another'
+    store.write('more/', b'')  # what some tools write for a folder
+    assert fetch()['more/test.txt'] == b''
+    store.write('more', b'')
+    with pytest.raises(UserError, match='of which a part is both a file and a directory'):
+        fetch()
+    store.write('more', None)
     store.write('train.txt', b'and another')
 
     def changing(name: str, start: int, stop: int) -> tuple[bytes, bytes] | None:
@@ -360,6 +382,9 @@ def test_a_name_that_leads_outside_is_refused(tmp_path, monkeypatch: pytest.Monk
 
         def version(self, name: str) -> str:
             return '1'
+
+        def lasts(self, version: str) -> bool:
+            return True
 
         def read(self, name: str, start: int, version: str) -> Iterator[bytes]:
             yield b'content'

@@ -130,6 +130,22 @@ def test_a_file_that_is_cut_or_changed_is_one_line(tmp_path, name: str) -> None:
         len(split)
 
 
+@pytest.mark.parametrize('name', ['a.arrow', 'a.tar', 'a.tar.gz'])
+def test_several_files_in_one_are_refused(tmp_path, name: str) -> None:
+    file = tmp_path / name
+    WRITERS[name](file, ROWS[:40])
+    once = file.read_bytes()
+    file.write_bytes(once + once)
+    with pytest.raises(UserError, match=rf'{name} has more after its end: is it several'):
+        load(path=(str(file),))
+    if name == 'a.arrow':
+        with pytest.raises(UserError, match='has more after its end'):
+            tables.group_sizes(file, '.arrow')
+    if name == 'a.tar':
+        file.write_bytes(once + bytes(1 << 17))
+        assert load(path=(str(file),))
+
+
 BAD = [{'text': 'good', 'label': 'a'}, {'text': None, 'label': 'b'}, {'text': 'good', 'label': 'c'}]
 
 

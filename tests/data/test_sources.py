@@ -91,6 +91,9 @@ MISTAKES = {
     'empty file': ('a.tsv', b'\n', {}, r'a.tsv holds no examples'),
     'columns': ('a.tsv', b'a\tb\nc\td\te\n', {}, r"a.tsv:2: 3 tab-separated .* expected 2 \(source, target\): 'c"),
     'unknown column': ('a.tsv', b'a\tb\n', {'columns': ('sorce', 'target')}, r"lacks 'source'.*did you mean 'sorce'"),
+    'header': ('a.tsv', b'source\ttarget\na\tb\n', {}, r'a.tsv:1: it has the names of the columns.*delete this line'),
+    'own header': ('a.tsv', b'target\tsource\na\tb\n', {'columns': ('target', 'source')}, 'delete this line'),
+    'column twice': ('a.tsv', b'a\tb\tc\n', {'columns': ('source', 'source', 'target')}, "names 'source' twice$"),
     'bad json': ('a.jsonl', b'{"source": "a", "target": "b"}\n{"sou', {}, r'a.jsonl:2: not JSON'),
     'no object': ('a.jsonl', b'[1]', {}, r'a.jsonl:1: not a JSON object'),
     'missing key': ('a.jsonl', b'{"sorce": "a", "target": "b"}', {}, r"a.jsonl:1: no key 'source'; did you mean"),
@@ -273,9 +276,12 @@ def test_a_split_in_parts_is_read_in_the_order_of_their_numbers(tmp_path, form: 
     assert texts(path=(place,)) == [f'part {i}' for i in range(12)]
     assert texts('valid', path=(place,)) == ['v']
     if '-of-' in form:
-        (tmp_path / form.format(7)).unlink()
-        with pytest.raises(UserError, match=r'holds 11 of the 12 files train-\*-of-0*12'):
-            load(path=(place,))
+        for other in (None, 12, 20):
+            (tmp_path / form.format(7 if other is None else 11)).unlink(missing_ok=True)
+            if other is not None:  # as many files as there should be
+                write(tmp_path, {form.format(7): body.format(7), form.format(other): body.format(11)})
+            with pytest.raises(UserError, match=r'holds 11 of the 12 files train-\*-of-0*12'):
+                load(path=(place,))
 
 
 def test_globs(tmp_path) -> None:
@@ -286,6 +292,9 @@ def test_globs(tmp_path) -> None:
     assert texts('valid', path=('x',), valid_path=(f'{place}/b?.tsv.gz', f'{place}/**/c.tsv')) == ['b2', 'c']
     (tmp_path / 'odd[1].tsv').write_text('literal')
     assert texts('test', test_path=(str(tmp_path / 'odd[1].tsv'),)) == ['literal']
+    for twice in (('b2.tsv.gz', './b2.tsv.gz'), ('b2.tsv.gz', '*.tsv.gz'), ('a*.tsv.gz', 'b*.tsv.gz', '*2.tsv.gz')):
+        with pytest.raises(UserError, match=r'[ab]2.tsv.gz is named twice in data.path$'):
+            load(path=tuple(f'{place}/{name}' for name in twice))
     with pytest.raises(UserError, match=r"a/\*.tsv.g matches no file; did you mean '[ab]2.tsv.gz'"):
         load(path=(f'{place}/*.tsv.g',))
     with pytest.raises(UserError, match=r"the ending of .*deeper='' is unknown"):
@@ -334,7 +343,7 @@ def test_fingerprints_of_files(tmp_path) -> None:
         'held out valid': mark(split='valid', path=file),
         'held out test': mark(split='test', path=file),
         'test has its own': mark(path=file, test_path=there),
-        'twice': mark(path=there * 2),
+        'with a copy': mark(path=(*there, write(tmp_path / 'copy', {'train.tsv': rows}))),
     }
     Path(file[0]).write_text(rows[:-2] + '0\n')
     others['one byte'] = mark(path=there)

@@ -99,8 +99,9 @@ def prepare_set(
     on where an earlier call was killed; what that one has made is kept. Returns a text that says what the set holds.
 
     Raises:
-      UserError: the config or the data has a mistake, or another set is in the directory.
+      UserError: the config or the data has a mistake, or the directory holds another set or other files.
     """
+    prepared.check_output(str(output))
     checks.check_choices(config)
     checks.check_here(config_lib.override(config, _defaults(CHANGES)))
     say = lambda line: print(line, file=sys.stderr, flush=True)  # noqa: E731

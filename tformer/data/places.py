@@ -8,7 +8,6 @@ import glob
 import http.client
 import json
 import re
-import secrets
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -41,6 +40,9 @@ class Place(Protocol):
     def version(self, name: str) -> str:
         """Returns what differs when the file differs. Raises `FileNotFoundError` or `Broken`."""
 
+    def lasts(self, version: str) -> bool:
+        """Returns whether a later process may take equal versions for equal files."""
+
     def read(self, name: str, start: int, version: str) -> Iterator[bytes]:
         """Yields the bytes from `start` to the end. Raises `Broken` where the end was not reached."""
 
@@ -68,11 +70,10 @@ class _ByHttp:
             parts = urllib.parse.urlsplit(path)
         except ValueError as error:
             raise UserError(f'{path} cannot be fetched: {error}') from None
-        if re.search(r'[*[]', parts.path) or not Path(parts.path).name:
+        if re.search(r'[*[]', parts.path) or parts.path.rpartition('/')[2] in ('', '.', '..'):
             raise UserError(f'{path} names no file: http has no list of them, name each in data.path')
         self._query = f'?{parts.query}' if parts.query else ''
         self.url, _, self._name = path.partition('?')[0].rpartition('/')
-        self._once = secrets.token_hex(8)  # of a file whose versions look alike, nothing that is kept is used
         self._checksums: dict[str, tuple[str, str]] = {}
 
     def names(self) -> list[str]:
@@ -109,14 +110,16 @@ class _ByHttp:
     def version(self, name: str) -> str:
         with self._ask(name, 0) as answer:  # some servers refuse HEAD, and links that are signed do
             length, marks = answer.headers.get('Content-Length', ''), self._marks(answer.headers)
-            once = None if any(marks) else self._once
-            return json.dumps([*marks, int(length) if length.isdecimal() else None, self._query, once])
+            return json.dumps([*marks, int(length) if length.isdecimal() else None, self._query])
+
+    def lasts(self, version: str) -> bool:
+        return any(json.loads(version)[:2])
 
     def _marks(self, headers: Any) -> list[str | None]:
         return [headers.get('ETag'), headers.get('Last-Modified')]
 
     def read(self, name: str, start: int, version: str) -> Iterator[bytes]:
-        *marks, size, _, _ = json.loads(version)
+        *marks, size, _ = json.loads(version)
         with self._ask(name, start) as answer:
             if self._marks(answer.headers) != marks:
                 raise changed(f'{self.url}/{name}')
@@ -185,6 +188,9 @@ class _OnStore:
             raise FileNotFoundError
         return found[1].hex()
 
+    def lasts(self, version: str) -> bool:
+        return True
+
     def read(self, name: str, start: int, version: str) -> Iterator[bytes]:
         while True:
             found = self._store.part(name, start, start + PIECE)
@@ -239,6 +245,9 @@ class ByFsspec:
     def version(self, name: str) -> str:
         self._files.invalidate_cache()
         return str(self._asked(lambda: self._files.ukey(f'{self._base}/{name}')))
+
+    def lasts(self, version: str) -> bool:
+        return True
 
     def read(self, name: str, start: int, version: str) -> Iterator[bytes]:
         path = f'{self._base}/{name}'

@@ -1,10 +1,12 @@
 """Files at a distance as local ones: http(s)://, s3://, gs://, and by fsspec hf:// and whatever else it knows.
 
 Each file is an entry of the cache, whose key holds what its server says of its version: it is fetched once, and again
-when the server has another one. It is written in pieces as they come. A read that breaks off goes on where it stopped,
-a file that changes meanwhile is an error, and every byte that is kept passes its checksums before it is used again.
+when the server has another one. Where it says nothing, the file is kept for this process alone. It is written in pieces
+as they come. A read that breaks off goes on where it stopped, a file that changes meanwhile is an error, and every byte
+that is kept passes its checksums before it is used again.
 """
 
+import contextlib
 import functools
 import hashlib
 import re
@@ -39,28 +41,58 @@ def fetched(path: str, directory: Path) -> str:
     scheme = url[1].lower()
     path = f'{scheme}://{path[url.end() :]}'
     place = _again(path, lambda: places.PLACES.get(scheme, places.ByFsspec)(path))
-    names = _again(path, place.names)
+    names = [name for name in _again(path, place.names) if name and not name.endswith('/')]  # which stand for folders
     if not names:
         raise UserError(f'{path} does not exist')
-    local = tempfile.TemporaryDirectory(prefix='tformer-')  # of links to the files, with their own names
-    _HELD.append(local)
+    local = _held(None)  # links to the files, with their own names
+    _URLS[f'{local}/'] = f'{place.url}/'
     for name in names:
         if '..' in name.split('/') or name.startswith('/'):
             raise UserError(f'{path} has a file {name!r}, which leads outside')
-        link = Path(local.name) / name
-        link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(_kept(place, name, directory).absolute())
+        kept = _kept(place, name, directory).absolute()
+        try:
+            (local / name).parent.mkdir(parents=True, exist_ok=True)
+            (local / name).symlink_to(kept)
+        except (FileExistsError, NotADirectoryError):
+            raise UserError(f'{path} has {name!r}, of which a part is both a file and a directory') from None
     rest = names[0] if scheme in ('http', 'https') else path[len(place.url) :].strip('/')
-    return str(Path(local.name) / rest)
+    return str(local / rest)
 
 
 _HELD: list[tempfile.TemporaryDirectory[str]] = []  # until the process ends
+_URLS: dict[str, str] = {}  # by the directories of local copies
+
+
+def _held(directory: Path | None) -> Path:
+    """Returns a new directory, in another one or among the system's, that is deleted when the process ends."""
+    try:
+        if directory:
+            directory.mkdir(parents=True, exist_ok=True)
+        _HELD.append(tempfile.TemporaryDirectory(prefix='tformer-', dir=directory))
+    except OSError as error:
+        raise UserError(f'no files can be kept in {directory} (data.cache_dir): {error.strerror}') from error
+    return Path(_HELD[-1].name)
+
+
+@contextlib.contextmanager
+def by_url() -> Iterator[None]:
+    """Has the errors of a block name the URLs of files, not their local copies."""
+    try:
+        yield
+    except UserError as error:
+        line = str(error)
+        for place, url in _URLS.items():
+            line = line.replace(place, url)
+        if line == str(error):
+            raise
+        raise type(error)(line) from error.__cause__
 
 
 def _kept(place: places.Place, name: str, directory: Path) -> Path:
     """Returns the file of a cache's entry with the content of a file at a distance."""
     where = f'{place.url}/{name}'
     version = _again(where, lambda: place.version(name))
+    directory = directory if place.lasts(version) else _held(directory)
     depends_on = {'file': where, 'version': version}
     return cache.entry(directory, depends_on, functools.partial(_write, place, name, version)) / _CONTENT
 

@@ -6,9 +6,7 @@ The lock is flock's: the system releases it when its process ends, however it en
 import contextlib
 import fcntl
 import json
-import os
 import pathlib
-import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +15,7 @@ from typing import Any
 from tformer import atomic, checks
 from tformer import config as config_lib
 from tformer.config import Config, extensions
-from tformer.data import stores
+from tformer.data import locks, stores
 from tformer.data.batches.mixture import Concatenation
 from tformer.data.tokenizers.tokenizers import Tokenizers, cached_tokenizers, train_tokenizers, with_chat
 from tformer.errors import UserError, choose, nearest
@@ -159,29 +157,8 @@ def lock(workdir: pathlib.Path) -> Iterator[None]:
         workdir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f'--workdir={workdir}: {error.strerror}') from error
-    with (workdir / 'lock').open('a+') as file:
-        for attempt in range(LOCK_SECONDS * 10 + 1):
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError as error:
-                if attempt == LOCK_SECONDS * 10:
-                    file.seek(0)
-                    holder = file.read().strip() or 'another process'
-                    raise UserError(f'--workdir={workdir} is in use by {holder}') from error
-                time.sleep(0.1)
-            except OSError as error:  # the file system has no locks
-                line = f'nothing keeps a second process out of it: its file system has no locks ({error.strerror})'
-                print(f'--workdir={workdir}: {line}', file=sys.stderr, flush=True)
-                break
-        file.truncate(0)
-        file.write(f'process {os.getpid()} on {socket.gethostname()}, since {time.strftime("%Y-%m-%d %H:%M:%S")}\n')
-        file.flush()
-        try:
-            yield
-        finally:
-            with contextlib.suppress(OSError):
-                fcntl.flock(file, fcntl.LOCK_UN)  # data workers that have not ended hold the file, too
+    with locks.alone(workdir / 'lock', f'--workdir={workdir}', LOCK_SECONDS):
+        yield
 
 
 def is_locked(workdir: pathlib.Path, patience: float = 0.0) -> bool:

@@ -89,6 +89,8 @@ def plan(config: Config, tokenizers: Tokenizers) -> Job:
         )
     if data.mixture:
         raise UserError('--output prepares one source: prepare each part of data.mixture as a set of its own')
+    if data.train_examples is not None:
+        raise UserError('--output prepares all texts: leave out data.train_examples, and set it where you train')
     found: list[tuple[str, str, tuple[int, int], tuple[str, ...], str]] = []
     parts: list[tuple[int, str, int, int]] = []
     contents: list[Any] = []

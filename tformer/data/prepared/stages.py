@@ -218,7 +218,8 @@ def _tokenizers(place: str, mark: str) -> Tokenizers:
 
 def _kept(place: str, own: job.Job, rank: int, edges: tuple[int, int]) -> tuple[list[bytes], dict[str, int]]:
     """Returns the texts of a split whose digests begin in a range, without duplicates, and counts of these."""
-    found: list[tuple[Node, bytes]] = []
+    found: dict[Node, list[bytes]] = collections.defaultdict(list)  # without duplicates the smallest text of each
+    counts = {'exact': 0, 'near': 0}
     others: set[bytes] = set()  # the digests of splits that come before
     for arrays, run in _runs(place, own):
         nodes = _nodes(arrays, run)
@@ -231,22 +232,25 @@ def _kept(place: str, own: job.Job, rank: int, edges: tuple[int, int]) -> tuple[
             begin = int(arrays['ends'][run.start + low - 1]) if run.start + low else 0
             text = arrays['texts'][begin : int(stops[-1]) if len(stops) else begin].tobytes()
             cuts = itertools.pairwise([0, *(stops - begin).tolist()])
-            found += zip(_bytes(nodes[low:high]), (text[start:stop] for start, stop in cuts), strict=True)
-    found.sort()
-    counts = {'exact': 0, 'near': 0}
+            for node, (start, stop) in zip(_bytes(nodes[low:high]), cuts, strict=True):
+                found[node].append(text[start:stop])
+                if own.config.data.deduplicate is not None and len(found[node]) > 1:
+                    found[node] = [min(found[node])]
+                    counts['exact'] += 1
+    ordered = sorted(found)
     if own.config.data.deduplicate is None:
-        return [text for _, text in found], counts
+        return [text for node in ordered for text in sorted(found[node])], counts
     gone = (
         made(place, 'near', 0)[0]['nodes'].view(NODE) if own.config.data.deduplicate == 'minhash' else np.zeros(0, NODE)
     )
     alike = set(_bytes(gone[_place(gone, rank, edges[0]) : _place(gone, rank, edges[1])]))
     texts = []
-    for before, (node, text) in zip([b'', *(node for node, _ in found)], found, strict=False):
-        kind = 'exact' if node == before or node[1:] in others else 'near' if node in alike else None
+    for node in ordered:
+        kind = 'exact' if node[1:] in others else 'near' if node in alike else None
         if kind:
             counts[kind] += 1
         else:
-            texts.append(text)
+            texts += found[node]
     return texts, counts
 
 

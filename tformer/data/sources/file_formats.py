@@ -80,6 +80,9 @@ def _tsv(text: Text, config: Data, objective: str) -> Iterator[Record]:
         layouts += [('label', 'text')] if own == ('text',) else []
     for number, line in text.filled():
         values = line.split('\t')
+        if number == 1 and tuple(values) in layouts:
+            text.bad(number, f'it has the names of the columns, not their values: delete this line: {line[:40]!r}')
+            continue
         fitting = [layout for layout in layouts if len(layout) == len(values)]
         if not fitting:
             expected = ' or '.join(f'{len(layout)} ({", ".join(layout)})' for layout in layouts)
@@ -96,6 +99,8 @@ def _columns(text: Text, config: Data, objective: str) -> Columns:
     """Returns the names of a file's columns; raises a `UserError` if the objective or the templates need others."""
     if not config.columns:
         raise UserError(f'{text.path}: data.source_template needs data.columns, the names of the columns')
+    if twice := [name for name in config.columns if config.columns.count(name) > 1]:
+        raise UserError(f'data.columns={config.columns} names {twice[0]!r} twice')
     for field in templates.names(config) or TASKS[objective].fields:
         if field not in config.columns:
             needs = 'which the templates name' if config.source_template else f'which {objective} needs'

@@ -71,7 +71,7 @@ def named(config: Data, split: str) -> list[str]:
 
 
 def locate(config: Data, split: str) -> list[tuple[Path, tuple[str, ...]]]:
-    """Returns each file of a split, and the splits that are held out of it."""
+    """Returns each file of a split, and the splits that are held out of it. A file must not be named twice."""
     own = {'valid': config.valid_path, 'test': config.test_path}
     held_out = tuple(name for name, paths in own.items() if not paths)
     located: list[tuple[Path, tuple[str, ...]]] = []
@@ -79,6 +79,9 @@ def locate(config: Data, split: str) -> list[tuple[Path, tuple[str, ...]]]:
         has_splits = os.path.isdir(name) and not os.path.isfile(os.path.join(name, _SAVED))
         parts = () if own.get(split) or has_splits else held_out
         located += [(path, parts) for path in _located(name, split) if ending(path)]
+    names = [os.path.abspath(path) for path, _ in located]
+    if twice := next((name for name, count in collections.Counter(names).items() if count > 1), None):
+        raise UserError(f'{twice} is named twice in data.{"path" if not own.get(split) else f"{split}_path"}')
     return located
 
 
@@ -179,10 +182,19 @@ def _of_split(directory: Path, split: str) -> list[Path]:
             f'{directory / split}.{{{endings}}}[{packs}] does not exist{nearest(f"{split}.tsv", present)}'
         )
     [(kind, files)] = kinds.items()
-    number = re.search(r'-of-(\d+)', kind)
-    if number and len(files) != int(number[1]):
-        raise UserError(f'{directory} holds {len(files)} of the {int(number[1])} files {kind}')
+    if counted := re.search(r'-of-(\d+)', kind):
+        _check_parts(f'{directory} holds', kind, files, int(counted[1]))
     return sorted((directory / file for file in files), key=_order)
+
+
+def _check_parts(who: str, kind: str, files: Sequence[str], total: int) -> None:
+    """Raises a `UserError` unless files have the numbers of all parts of a split, from 0 or from 1 on."""
+    numbers = [int(re.findall(r'\d+', file.partition('-of-')[0])[-1]) for file in files]
+    first = int(0 not in numbers and total in numbers)
+    if missing := sorted({*range(first, first + total)} - {*numbers}):
+        raise UserError(f'{who} {total - len(missing)} of the {total} files {kind}: number {missing[0]} is missing')
+    if len(files) != total:
+        raise UserError(f'{who} {len(files)} files {kind}')
 
 
 def _order(path: Path) -> list[int | str]:

@@ -53,8 +53,8 @@ def _tar(rows: Rows, names: Names) -> Iterator[tuple[int, Values]]:
                 yield number, found
         if not blocks.end_at(tar.offset):
             raise UserError(f'{rows.path} cannot be read: the tar file is cut off')
-        while stored.read(_TOGETHER):
-            pass
+        if blocks.more_after(tar.offset):
+            raise UserError(f'{rows.path} has more after its end: is it several tar files in one?')
 
 
 class _Blocks:
@@ -72,6 +72,13 @@ class _Blocks:
         """Returns whether the block of zeros that ends a tar file is at a place in what was read last."""
         start = place - self._stop + len(self._last)
         return start >= 0 and self._last[start : start + _BLOCK] == bytes(_BLOCK)
+
+    def more_after(self, place: int) -> bool:
+        """Returns whether anything but zeros is behind a place in what was read last; the file is read to its end."""
+        more = any(self._last[place - self._stop + len(self._last) :])
+        while piece := self._file.read(_TOGETHER):
+            more = more or any(piece)
+        return more
 
 
 def _members(path: Path, tar: tarfile.TarFile) -> Iterator[tuple[str, str, tarfile.TarInfo]]:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from tformer.config.run import Data
 from tformer.config.tasks import TASKS, with_records
+from tformer.data import remote
 from tformer.data.sources import algorithmic, files, tfds
 from tformer.data.sources.records import SPLITS, Read, Record, Split, fingerprint, place_of, split_of
 from tformer.data.sources.text_reader import find
@@ -38,8 +39,10 @@ def load(config: Data, objective: str, split: str) -> Split:
     if objective not in valid:
         problem = f'data.source={config.source!r} has no records for train.objective={objective!r}'
         raise UserError(f'{problem}, only for {" or ".join(valid)}')
-    records_fingerprint, read = source.read(config, objective, split)
+    with remote.by_url():
+        records_fingerprint, read = source.read(config, objective, split)
 
+    @remote.by_url()
     def read_some() -> tuple[Sequence[Record], int]:
         records, skipped = read()
         if not len(records):

@@ -112,7 +112,15 @@ def _batches(path: Path, names: Names, mapped: bool) -> Iterator[tuple[Iterator[
         file.seek(0)
         options = arrow.ipc.IpcReadOptions(included_fields=wanted) if names else None
         table = open_it(file, options=options)
-        yield iter(table if streamed else map(table.get_batch, range(table.num_record_batches))), columns
+        batches = _stream(path, table, file) if streamed else map(table.get_batch, range(table.num_record_batches))
+        yield batches, columns
+
+
+def _stream(path: Path, batches: Iterable[Any], file: Any) -> Iterator[Any]:
+    """Yields the batches of a stream, which must be the whole file."""
+    yield from batches
+    if file.tell() != file.size():
+        raise UserError(f'{path} has more after its end: is it several Arrow streams in one?')
 
 
 def _checked(batch: Any) -> Any:
