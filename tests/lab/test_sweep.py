@@ -37,6 +37,7 @@ from tformer.lab.sweep import (
     choice,
     devices,
     grid,
+    leases,
     log_uniform,
     manifest,
     matching,
@@ -52,7 +53,7 @@ from tformer.lab.sweep import (
     uniform,
     zipped,
 )  # fmt: skip
-from tformer.lab.sweep.leases import Leases
+from tformer.lab.sweep.leases import Holder, Leases
 from tformer.lab.sweep.runner import Placement
 from tformer.lab.sweep.search_jobs import SearchJobs
 from tformer.training import checkpoint, workdir
@@ -602,6 +603,31 @@ def test_a_sweep_that_is_refused_leaves_the_command_of_the_one_before(tmp_path: 
     with pytest.raises(UserError, match='holds a trial with another config'):
         runner.sweep(TINY, other, tmp_path, arguments=['--config=second.py'])
     assert (tmp_path / 'command.txt').read_text() == "tformer sweep '--config=first file.py'\n"
+
+
+def test_sweeps_of_other_trials_do_not_share_a_directory_at_once(tmp_path: pathlib.Path, monkeypatch, capsys) -> None:
+    made = trials.trials(TINY, grid({'optimizer.learning_rate': [1.0, 2.0, 4.0]}))
+    first = manifest.enter(TINY, made[:2], Leases(tmp_path / 'leases'))
+    listed = (tmp_path / 'sweep.json').read_text()
+    with pytest.raises(UserError, match=f'^{tmp_path} is swept by another command with other trials; use a fresh --w'):
+        manifest.enter(TINY, [made[0], made[2]], Leases(tmp_path / 'leases'))
+    assert (tmp_path / 'sweep.json').read_text() == listed
+    manifest.enter(TINY, made, Leases(tmp_path / 'leases')).release(done=True)  # it lacks none
+    first.release(done=True)
+    capsys.readouterr()
+    manifest.enter(TINY, made[::2], Leases(tmp_path / 'leases')).release(done=True)
+    assert capsys.readouterr().out == f'no longer in the sweep, but still in {tmp_path}: learning_rate=2.0/seed_0\n'
+    Leases(tmp_path / 'leases', Holder('elsewhere', 1, started=1)).take('session/it')
+    monkeypatch.setattr(leases, 'PATIENCE', -1.0)  # what is silent is dead
+    manifest.enter(TINY, made[:2], Leases(tmp_path / 'leases')).release(done=True)
+
+
+def test_who_joins_a_search_may_know_less_of_it_than_is_drawn(tmp_path: pathlib.Path) -> None:
+    made = trials.trials(TINY, product(grid({'optimizer.learning_rate': [1.0, 2.0]}), seeds(2)))
+    drawn = [dataclasses.replace(made[2], is_searched=True), made[3]]  # and run again
+    session = manifest.enter(TINY, [*made[:2], *drawn], Leases(tmp_path / 'leases'))
+    assert manifest.enter(TINY, made[:2], Leases(tmp_path / 'leases')) is not None
+    session.release()
 
 
 def test_a_trial_that_is_done_is_not_begun_again(tmp_path: pathlib.Path, capsys) -> None:

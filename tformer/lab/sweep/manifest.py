@@ -8,6 +8,7 @@ import pathlib
 import secrets
 import shlex
 import signal
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -57,14 +58,30 @@ def claim(base: Config, trials: Sequence[Trial], home: pathlib.Path, arguments: 
     except UserError as error:
         print(f'{error}; it is written anew, without the seconds that its trials have run', flush=True)
         seconds = {}
-    gone = sorted(seconds.keys() - {trial.directory for trial in trials})
-    if gone := [name for name in gone if (home / name).is_dir()]:
+    gone = [entry['directory'] for entry in _dropped(trials, home)]
+    if gone := sorted(name for name in gone if (home / name).is_dir()):
         print(f'no longer in the sweep, but still in {home}: {", ".join(gone)}', flush=True)
     for trial in trials:
         _state(trial, home)
     write(base, trials, home, seconds)
     if arguments is not None:
         atomic.write(home / COMMAND, shlex.join(['tformer', 'sweep', *arguments]) + '\n')
+
+
+def _dropped(trials: Sequence[Trial], home: pathlib.Path) -> list[dict[str, Any]]:
+    """Returns the entries of the list that are of none of these trials; [] if it cannot be read."""
+    kept = {trial.directory for trial in trials}
+    try:
+        return [entry for entry in json_files.read(home / LIST)['trials'] if entry['directory'] not in kept]
+    except (UserError, OSError, LookupError, TypeError):
+        return []
+
+
+def _lacks(trials: Sequence[Trial], home: pathlib.Path) -> bool:
+    """Returns whether the list has trials that these lack, other than those that a search adds while it runs."""
+    dropped = _dropped(trials, home)
+    drawn = {entry.get('name') for entry in dropped if entry.get('searched')}
+    return any(entry.get('name') not in drawn for entry in dropped)
 
 
 def enter(
@@ -78,27 +95,33 @@ def enter(
     """Claims the directory above `held`; returns the lease that says that a command runs its sweep.
 
     If no other does, trials that failed are to run again, unless this one `joins`. While another process decides there
-    it waits, until there are `requests` to stop.
+    it waits, until there are `requests` to stop; so it does until a host that is silent counts as dead, if the list
+    that it left has other trials.
 
     Raises:
-      UserError: as `check`.
+      UserError: as `check`, or another command runs a sweep of other trials there.
       Stopped: on request.
     """
-    home, waited = held.directory.parent, 0
+    home, waited, began = held.directory.parent, 0, time.monotonic()
     while not requests:
         with leases.deciding(held.directory, patience=1.0) as decides:
-            if decides:
+            held.look()
+            others = [name for name in held.names() if held.is_held(name)]
+            is_other = bool(others) and _lacks(trials, home)
+            if decides and not is_other:
                 claim(base, trials, home, arguments)
-                return _session(trials, held, joins)
-        if (waited := waited + 1) == TELL_AFTER:
+                return _session(trials, held, joins, bool(others))
+        if is_other:
+            if any(map(held.is_near, others)) or time.monotonic() - began > leases.PATIENCE + 1:
+                raise UserError(f'{home} is swept by another command with other trials; use a fresh --workdir')
+            time.sleep(1.0)
+        elif (waited := waited + 1) == TELL_AFTER:
             lock = held.directory / 'lock'
             print(f'waiting for {lock}, which another process holds; `fuser` names it if it is halted', flush=True)
     raise Stopped(f'{signal.Signals(requests[0]).name}: nothing has begun; run the same command again')
 
 
-def _session(trials: Sequence[Trial], held: Leases, joins: bool) -> Lease | None:
-    held.look()
-    others = [name for name in held.names() if held.is_held(name)]
+def _session(trials: Sequence[Trial], held: Leases, joins: bool, others: bool) -> Lease | None:
     if not joins and not others:
         for trial in trials:
             clear_error(held.directory.parent / trial.directory)
