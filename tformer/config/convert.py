@@ -244,8 +244,12 @@ def changes(spec: str) -> dict[str, Any]:
 
 def digest(config: Config) -> str:
     """Returns a digest of all fields, in hexadecimal digits; without extensions it is that of the sections alone."""
-    tree = {name: value for name, value in to_dict(config).items() if name != 'extensions' or value}
-    return hashing.digest_json(tree)
+    return digest_tree(to_dict(config))
+
+
+def digest_tree(tree: Mapping[str, Any]) -> str:
+    """Returns the `digest` of the config that is kept as a tree of JSON."""
+    return hashing.digest_json({name: value for name, value in tree.items() if name != 'extensions' or value})
 
 
 def difference(a: Config, b: Config) -> dict[str, tuple[Any, Any]]:

@@ -1,13 +1,14 @@
 """A directory of runs while they train: which there are, how far each is, and what the results so far would say."""
 
 import dataclasses
+import functools
 import itertools
 import math
 import pathlib
 import statistics
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from tformer import config
@@ -30,6 +31,7 @@ class Listed(NamedTuple):
     arm: str
     seed: int
     searched: bool = False  # an arm may have been chosen by it, so it decides nothing
+    expect: Callable[[pathlib.Path], None] = lambda place: None  # raises a `UserError` if a workdir is of another
 
 
 class Watched:
@@ -177,7 +179,9 @@ class Watched:
         self.trials, self.changed = [], []
         for place, listed_as in found.items():
             directory = place.relative_to(self.home).as_posix()
-            trial, version = before.get(place, (LiveTrial(*listed_as, place, directory, names), self.version + 1))
+            arm, seed, searched, expect = listed_as
+            made = LiveTrial(arm, seed, searched, place, directory, names, expect)
+            trial, version = before.get(place, (made, self.version + 1))
             self.trials.append(trial)
             self.changed.append(version)
         return True
@@ -188,12 +192,16 @@ class Watched:
         if seen == self._list:
             return None
         try:
-            entries = json_files.read(file)['trials']
+            listed = json_files.read(file)
+            fields = manifest.varied(listed)
             found = {
                 self.home / entry['directory']: Listed(
-                    str(entry['name']), int(entry['seed']), bool(entry.get('searched'))
+                    str(entry['name']),
+                    int(entry['seed']),
+                    bool(entry.get('searched')),
+                    functools.partial(manifest.expect, entry=entry, base=listed.get('base'), fields=fields),
                 )
-                for entry in entries
+                for entry in listed['trials']
             }
             for place in found:
                 place.relative_to(self.home)  # a ValueError if it is elsewhere

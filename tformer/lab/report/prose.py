@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tformer.lab.report.results import FAILED, UNFINISHED, UNREADABLE, Run
+from tformer.lab.report.results import FAILED, PRUNED, UNFINISHED, UNREADABLE, Run
 from tformer.lab.statistics.comparison import Row
 from tformer.lab.statistics.noise import Interval
 
@@ -162,8 +162,8 @@ def span(values: Sequence[object]) -> str:
 
 
 def states(runs: Sequence[Run]) -> list[str]:
-    """Returns how many runs failed, have not ended or cannot be read, without zeros."""
-    counts = {state: sum(run.state == state for run in runs) for state in (FAILED, UNFINISHED, UNREADABLE)}
+    """Returns how many runs failed, have not ended, are pruned or cannot be read, without zeros."""
+    counts = {state: sum(run.state == state for run in runs) for state in (FAILED, UNFINISHED, PRUNED, UNREADABLE)}
     return [f'{number} {state}' for state, number in counts.items() if number]
 
 

@@ -9,14 +9,15 @@ import secrets
 import shlex
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tformer import atomic, checks, config
-from tformer.config import Config, json_files
+from tformer.config import Config, json_files, renamed
 from tformer.errors import Stopped, UserError
 from tformer.lab.sweep import leases
 from tformer.lab.sweep.leases import Lease, Leases
+from tformer.lab.sweep.overrides import SEED
 from tformer.lab.sweep.trials import STATED, Trial, clear_error
 
 LIST = 'sweep.json'
@@ -159,6 +160,64 @@ def write(base: Config, trials: Sequence[Trial], home: pathlib.Path, seconds: Ma
     """Writes the list of a sweep, from which reports are made without the sweep file."""
     rounded = {directory: round(spent, 2) for directory, spent in seconds.items()}
     _write(home / LIST, {'base': config.to_dict(base), 'trials': list(map(_entry, trials)), 'seconds': rounded})
+
+
+def stated(listed: Mapping[str, Any]) -> list[Config]:
+    """Returns the config of each trial of a list, before it is resolved."""
+    base = config.from_dict(listed['base'])
+    return [_of_entry(base, entry) for entry in listed['trials']]
+
+
+def _of_entry(base: Config, entry: Mapping[str, Any]) -> Config:
+    return config.override(base, {renamed.current(name): value for name, value in entry['overrides'].items()})
+
+
+def varied(listed: Mapping[str, Any]) -> set[str]:
+    """Returns the dotted fields in which the trials of a list differ from its base."""
+    return {SEED, *(renamed.current(name) for entry in listed['trials'] for name in entry.get('overrides', ()))}
+
+
+def expect(
+    place: pathlib.Path, entry: Mapping[str, Any], base: Mapping[str, Any] | None, fields: Iterable[str]
+) -> None:
+    """Raises a `UserError` if a workdir is not of the trial that the list has there, as one that was moved or edited.
+
+    Args:
+      place: the workdir. Without the config of a trial it is taken as it is.
+      entry: of the list, and the `base` that the list has.
+      fields: `varied`; of the resolved config only these are compared, because others are derived.
+    """
+    tree = json_files.read_if_there(place / STATED)
+    if base and tree and config.digest_tree(tree) != entry.get('config_digest'):
+        here, there = _settled(config.from_json(place / STATED)), _settled(_of_entry(config.from_dict(base), entry))
+        _refuse_differing(place / STATED, config.difference(here, there))
+    resolved = json_files.read_if_there(place / 'config.json')
+    pairs = {field: (_value(resolved, field), _value(tree, field)) for field in sorted(fields)}
+    _refuse_differing(place / 'config.json', {field: each for field, each in pairs.items() if not _is_kept(*each)})
+
+
+def _refuse_differing(file: pathlib.Path, changed: Mapping[str, tuple[Any, Any]]) -> None:
+    for field, (here, there) in changed.items():
+        raise UserError(f'{file} is not of the trial that {LIST} has there: {field} is {here!r} here, {there!r} there')
+
+
+def _settled(stated: Config) -> Config:
+    try:
+        return checks.settled(stated)
+    except UserError:  # it needs an extension
+        return stated
+
+
+def _value(tree: Mapping[str, Any], field: str) -> Any:
+    section, _, name = field.partition('.')
+    found = tree.get(section)
+    return found.get(name) if isinstance(found, Mapping) else None
+
+
+def _is_kept(resolved: Any, stated: Any) -> bool:
+    """Returns whether a resolved value may be of what was stated: None and shares of the run stand for others."""
+    is_share = isinstance(stated, float) and isinstance(resolved, int)
+    return resolved == stated or resolved is None or stated is None or is_share
 
 
 def _entry(trial: Trial) -> dict[str, Any]:
