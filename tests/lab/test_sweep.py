@@ -132,6 +132,9 @@ MISTAKES = {
     ),
     "arm 1 of 1: config.model.emb_dim='wide' is not int": lambda: trials.trials(TINY, [{'model.emb_dim': 'wide'}]),
     'arm 2 of 2: .*num_heads': lambda: trials.trials(TINY, [{}, {'model.num_heads': 3}]),
+    "arm 1 of 1: train.trackers='tensorbord' is unknown; did you mean 'tensorboard'": lambda: trials.trials(
+        TINY, [{'train.trackers': ('tensorbord',)}]
+    ),
     "model.norm='rmsnrm' is unknown; did you mean 'rmsnorm'": lambda: trials.trials(TINY, [{'model.norm': 'rmsnrm'}]),
     "Match.quantity='weights' is unknown": lambda: matched(Match('weights', 'model.mlp_dim')),
     "Match.field='model.norm' is unknown": lambda: matched(Match('parameters', 'model.norm')),
@@ -453,6 +456,8 @@ def test_a_trial_of_the_same_name_and_another_config_is_refused_before_anything_
     with pytest.raises(UserError, match=r'with another config: optimizer.learning_rate \(1.0 there, 4.0 here'):
         acting(tmp_path, [4.0, 1.0])
     assert (tmp_path / 'sweep.json').read_text() == before and not list(tmp_path.glob('learning_rate*'))
+    tracked = config.override(TINY, {'optimizer.learning_rate': 1.0, 'train.trackers': ()})
+    manifest.check(trials.trials(tracked, [{}]), tmp_path)  # who is told the metrics changes none
     (tmp_path / 'other/baseline/seed_0').mkdir(parents=True)
     (tmp_path / 'other/baseline/seed_0/config.json').write_text('{}')
     with pytest.raises(UserError, match='not of a sweep'):

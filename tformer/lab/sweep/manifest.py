@@ -35,7 +35,7 @@ def check(trials: Sequence[Trial], home: pathlib.Path) -> None:
             if (place / STATED).read_text(errors='replace') == _stated(trial):  # quickly seen, of hundreds
                 continue
             before = checks.settled(config.from_json(place / STATED))
-            if changed := config.difference(before, trial.config):
+            if changed := _difference(before, trial.config):
                 field, (old, new) = next(iter(changed.items()))
                 more = f' and {len(changed) - 1} more fields' if len(changed) > 1 else ''
                 fields = f'{field} ({old!r} there, {new!r} here){more}'
@@ -190,10 +190,15 @@ def expect(
     tree = json_files.read_if_there(place / STATED)
     if base and tree and config.digest_tree(tree) != entry.get('config_digest'):
         here, there = _settled(config.from_json(place / STATED)), _settled(_of_entry(config.from_dict(base), entry))
-        _refuse_differing(place / STATED, config.difference(here, there))
+        _refuse_differing(place / STATED, _difference(here, there))
     resolved = json_files.read_if_there(place / 'config.json')
     pairs = {field: (_value(resolved, field), _value(tree, field)) for field in sorted(fields)}
     _refuse_differing(place / 'config.json', {field: each for field, each in pairs.items() if not _is_kept(*each)})
+
+
+def _difference(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
+    """Returns the fields in which a trial became another one; who is told its metrics changes none."""
+    return {field: each for field, each in config.difference(before, after).items() if field != 'train.trackers'}
 
 
 def _refuse_differing(file: pathlib.Path, changed: Mapping[str, tuple[Any, Any]]) -> None:
