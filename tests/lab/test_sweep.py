@@ -392,6 +392,44 @@ def test_the_command_ends_with_a_report_by_its_flags(monkeypatch, capsys) -> Non
 
 
 @pytest.mark.parametrize(
+    'flag, message',
+    {
+        '--alpha=7': '--alpha=7.0 must be between 0 and 1',
+        '--reach=x': '--reach=x is not NAME=VALUE, such as valid/accuracy=0.99',
+        '--reach==1': '--reach==1 is not NAME=VALUE',
+        '--baseline=nrm=rmsnorm': "--baseline=nrm=rmsnorm is not an arm; did you mean 'norm=rmsnorm'?",
+        '--metric=loss': '--metric=loss is not SPLIT/NAME, with test or valid',
+        '--metric=tset/loss': "--metric=tset/loss is not SPLIT/NAME, with test or valid; did you mean 'test/loss'?",
+        '--metric=test/los': "--metric=test/los will be in no result; did you mean 'test/loss'?",
+        '--metric=test/word_error_rat': "did you mean 'test/word_error_rate'?",
+    }.items(),
+)
+def test_a_flag_of_the_report_is_checked_before_anything_trains(tmp_path, flag: str, message: str) -> None:
+    arms = [{}, {'model.norm': 'rmsnorm'}]
+    (tmp_path / 'two.py').write_text(
+        'from tformer.lab.sweep import Sweep\n\n'
+        f'def get_sweep():\n    return Sweep({str(ROOT / "configs/g2p.py:smoke")!r}, {arms})\n'
+    )
+    command = [
+        'tformer',
+        'sweep',
+        f'--config={tmp_path}/two.py',
+        f'--workdir={tmp_path}/x',
+        '--config.train.num_steps=7',
+    ]
+    for more in ([], ['--dry_run']):
+        with pytest.raises(UserError, match=re.escape(message)):
+            command_line.main([*command, flag, *more])
+    assert not (tmp_path / 'x').exists()
+
+
+def test_a_metric_that_depends_on_the_data_is_left_to_the_report() -> None:
+    loaded_as = sweep_command._Loaded(TINY, trials.trials(TINY, [{}]), None)
+    for metric in (None, 'valid/loss', 'test/loss_at_40', 'test/spearman'):
+        sweep_command._check_report(metric, 'baseline', loaded_as)
+
+
+@pytest.mark.parametrize(
     'sweep, message',
     {
         'Sweep(BASE, 5)': 'expected a list of dicts, not 5',

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from tformer.errors import UserError, nearest
@@ -94,8 +94,7 @@ def report(
     Raises:
       UserError: an unknown metric or arm, an alpha outside (0, 1), or as `learning.reaches`.
     """
-    if not 0 < alpha < 1:
-        raise UserError(f'--alpha={alpha} must be between 0 and 1')
+    check_alpha(alpha)
     baseline, metric = _baseline(found, baseline), _metric(found, metric)
     lower = metrics.lower_is_better(metric)
     values = found.values(metric)
@@ -144,11 +143,22 @@ def report(
     )
 
 
+def check_alpha(alpha: float) -> None:
+    """Raises a `UserError` if alpha is no probability."""
+    if not 0 < alpha < 1:
+        raise UserError(f'--alpha={alpha} must be between 0 and 1')
+
+
+def check_baseline(baseline: str, arms: Collection[str]) -> None:
+    """Raises a `UserError` if the baseline is none of the arms."""
+    if baseline not in arms:
+        raise UserError(f'--baseline={baseline} is not an arm{nearest(baseline, arms)}')
+
+
 def _baseline(found: Results, baseline: str | None) -> str:
     if baseline is None:
         return next(iter(found.arms))
-    if baseline not in found.arms:
-        raise UserError(f'--baseline={baseline} is not an arm{nearest(baseline, found.arms)}')
+    check_baseline(baseline, found.arms)
     return baseline
 
 
