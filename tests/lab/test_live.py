@@ -257,7 +257,12 @@ def test_labels_are_those_of_the_report_and_peeked_until_all_have_ended(tmp_path
         end(made[4 + seed], loss)
     other = Watched(tmp_path, baseline='learning_rate=0.002')
     assert other.arms[0] == 'learning_rate=0.002' and other.verdicts()['baseline'].label == 'fails more often'
-    assert Watched(tmp_path, metric='test/bleu').verdicts() == {}
+    with pytest.raises(UserError, match=r"^--metric=test/los is in no result; did you mean 'test/loss'\?"):
+        Watched(tmp_path, metric='test/los')
+    assert Watched(tmp_path, metric='valid/loss').verdicts() == {}  # it is a curve
+    (tmp_path / 'begun').mkdir()
+    sweep(tmp_path / 'begun')
+    assert Watched(tmp_path / 'begun', metric='test/los').verdicts() == {}  # there may be one
 
 
 def test_runs_by_which_an_arm_was_chosen_decide_nothing(tmp_path) -> None:

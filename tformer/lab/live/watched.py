@@ -62,7 +62,11 @@ class Watched:
             raise UserError(f'--baseline={baseline} is not an arm{nearest(baseline, self.arms)}')
 
     def refresh(self) -> bool:
-        """Reads what is new; returns whether anything is. Raises a `UserError` if no run is there."""
+        """Reads what is new; returns whether anything is.
+
+        Raises:
+          UserError: no run is there, or the metric that was asked for is in no result.
+        """
         added = self._find()
         pruned, leased = jobs.pruned(self.home), self._leased()
         news = [
@@ -74,7 +78,15 @@ class Watched:
             self.version += 1
             for number in news:
                 self.changed[number] = self.version
+            self._check_metric()
         return bool(news or added)
+
+    def _check_metric(self) -> None:
+        """Raises a `UserError` if runs have scores, and neither these nor curves are of the metric that was asked for."""
+        metric, known = self._asked_metric, sorted({name for trial in self.trials for name in trial.scores})
+        if metric is None or not known or metric in known or any(trial.curves.get(metric) for trial in self.trials):
+            return
+        raise UserError(f'--metric={metric} is in no result{nearest(metric, known)}')
 
     def _leased(self) -> set[str]:
         """Returns the directories of the trials that the workers of any host train now."""

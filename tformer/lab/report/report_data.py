@@ -108,6 +108,11 @@ def report(
     arms = [row.arm for row in rows]
     response = response_lib.response(found, values, lower, alpha)
 
+    try:
+        search = searched.search(found)
+    except UserError as error:
+        found, search = dataclasses.replace(found, damaged=[*found.damaged, str(error)]), None
+
     def front(cost: str) -> set[str]:
         return costs_lib.front({arm: getattr(spent, cost) for arm, spent in costs.items()}, means, lower)
 
@@ -138,7 +143,7 @@ def report(
         fields=_fields(found, arms, response),
         scaling=scaling_analysis.scaling_law(found, metric, costs, alpha),
         texts=texts.compared(found, metric.partition('/')[0], baseline, alpha),
-        search=searched.search(found),
+        search=search,
         timing=Timing(matched(['seconds']), front('seconds')) if timing else None,
     )
 
