@@ -82,7 +82,7 @@ class Watched:
         return bool(news or added)
 
     def _check_metric(self) -> None:
-        """Raises a `UserError` if runs have scores, and neither these nor curves are of the metric that was asked for."""
+        """Raises a `UserError` if runs have scores, and neither these nor curves are of the metric asked for."""
         metric, known = self._asked_metric, sorted({name for trial in self.trials for name in trial.scores})
         if metric is None or not known or metric in known or any(trial.curves.get(metric) for trial in self.trials):
             return
