@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Callable, Collection
 
 from tformer import config
-from tformer.config import json_files
+from tformer.config import Config, json_files
 from tformer.errors import UserError
 from tformer.lab.live.following import Follower
 from tformer.lab.report import prose, results
@@ -46,9 +46,9 @@ class LiveTrial:
         place: pathlib.Path,
         directory: str,
         names: Collection[str],
-        expect: Callable[[pathlib.Path], None] = lambda place: None,
+        expect: Callable[[pathlib.Path, Config | None], None] = lambda place, resolved: None,
     ):
-        """`expect` raises a `UserError` if the workdir is of another trial."""
+        """`expect` raises a `UserError` if the workdir, or its resolved config, is of another trial."""
         self.arm, self.seed, self.searched, self.place, self.directory = arm, seed, searched, place, directory
         self.state = WAITING
         self.error: str | None = None
@@ -117,9 +117,9 @@ class LiveTrial:
             self._follower, self.step = Follower(self.place / 'metrics.jsonl'), 0
         self._config, self._config_error, self.num_steps = found, None, None
         try:
-            self._expect(self.place)
-            if self._has_begun():
-                self.num_steps = config.from_json(file).train.num_steps
+            resolved = config.from_json(file) if self._has_begun() else None
+            self.num_steps = resolved.train.num_steps if resolved else None
+            self._expect(self.place, resolved)
         except (UserError, OSError) as error:
             self._config_error = str(error)
 

@@ -31,7 +31,7 @@ class Listed(NamedTuple):
     arm: str
     seed: int
     searched: bool = False  # an arm may have been chosen by it, so it decides nothing
-    expect: Callable[[pathlib.Path], None] = lambda place: None  # raises a `UserError` if a workdir is of another
+    expect: Callable[[pathlib.Path, Config | None], None] = lambda place, resolved: None  # as `manifest.expect`
 
 
 class Watched:

@@ -254,9 +254,10 @@ def _run(
         if state == UNFINISHED and listed and arm in listed.pruned and not resolved.exists():
             state = PRUNED
         has_ended = state != UNFINISHED
+        begun = workdir.read_config(place) if resolved.exists() else None
         if listed:
-            manifest.expect(place, listed.entry, listed.base, listed.varied)
-        final = workdir.read_config(place) if resolved.exists() else stated
+            manifest.expect(place, begun, listed.entry, listed.base, listed.varied)
+        final = begun or stated
         found, log = _scored(place), writers.read(place)
         for split in found[1]:
             digests.expect(place, predictions.place(place, split).name)

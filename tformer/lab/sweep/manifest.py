@@ -4,6 +4,7 @@ The list is written whole by whoever decides in the directory at the time, so th
 """
 
 import json
+import operator
 import pathlib
 import secrets
 import shlex
@@ -178,12 +179,17 @@ def varied(listed: Mapping[str, Any]) -> set[str]:
 
 
 def expect(
-    place: pathlib.Path, entry: Mapping[str, Any], base: Mapping[str, Any] | None, fields: Iterable[str]
+    place: pathlib.Path,
+    resolved: Config | None,
+    entry: Mapping[str, Any],
+    base: Mapping[str, Any] | None,
+    fields: Iterable[str],
 ) -> None:
     """Raises a `UserError` if a workdir is not of the trial that the list has there, as one that was moved or edited.
 
     Args:
       place: the workdir. Without the config of a trial it is taken as it is.
+      resolved: its config.json; None: there is none yet.
       entry: of the list, and the `base` that the list has.
       fields: `varied`; of the resolved config only these are compared, because others are derived.
     """
@@ -191,8 +197,9 @@ def expect(
     if base and tree and config.digest_tree(tree) != entry.get('config_digest'):
         here, there = _settled(config.from_json(place / STATED)), _settled(_of_entry(config.from_dict(base), entry))
         _refuse_differing(place / STATED, _difference(here, there))
-    resolved = json_files.read_if_there(place / 'config.json')
-    pairs = {field: (_value(resolved, field), _value(tree, field)) for field in sorted(fields)}
+    if resolved is None:
+        return
+    pairs = {field: (operator.attrgetter(field)(resolved), _value(tree, field)) for field in sorted(fields)}
     _refuse_differing(place / 'config.json', {field: each for field, each in pairs.items() if not _is_kept(*each)})
 
 
@@ -216,7 +223,8 @@ def _settled(stated: Config) -> Config:
 def _value(tree: Mapping[str, Any], field: str) -> Any:
     section, _, name = field.partition('.')
     found = tree.get(section)
-    return found.get(name) if isinstance(found, Mapping) else None
+    value = found.get(name) if isinstance(found, Mapping) else None
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _is_kept(resolved: Any, stated: Any) -> bool:
