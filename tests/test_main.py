@@ -2,6 +2,7 @@
 
 import errno
 import io
+import logging as standard_logging
 import os
 import sys
 
@@ -11,6 +12,7 @@ from absl import logging
 from tformer import __main__ as command_line
 from tformer import errors
 
+ASYNCIO = standard_logging.getLogger('asyncio')
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), 'runs/demo/metrics.jsonl')
 ENDS = {
     "a user's mistake": (errors.UserError('no workdir'), 2, 'tformer: no workdir\n'),
@@ -31,7 +33,7 @@ ENDS = {
 def ends(monkeypatch):
     """Returns (the exit code, what is said on standard error) of the script whose command raises this."""
     monkeypatch.setattr(sys, 'unraisablehook', sys.unraisablehook)
-    verbosity = logging.get_verbosity()
+    verbosity, level = logging.get_verbosity(), ASYNCIO.level
 
     def end(error: BaseException) -> tuple[object, str]:
         def main(argv: object) -> None:
@@ -47,6 +49,7 @@ def ends(monkeypatch):
 
     yield end
     logging.set_verbosity(verbosity)
+    ASYNCIO.setLevel(level)
 
 
 @pytest.mark.parametrize('case', ENDS)
@@ -58,6 +61,12 @@ def test_each_end_has_its_code_and_at_most_one_line(ends, case: str) -> None:
 def test_any_other_exception_is_printed_with_its_traceback_and_ends_with_1(ends) -> None:
     code, said = ends(ZeroDivisionError('of nothing'))
     assert code == 1 and said.startswith('Traceback') and said.endswith('ZeroDivisionError: of nothing\n')
+
+
+def test_a_failure_in_a_task_of_a_library_is_not_told_twice(ends) -> None:
+    assert ASYNCIO.isEnabledFor(standard_logging.ERROR)
+    ends(errors.UserError('no workdir'))
+    assert not ASYNCIO.isEnabledFor(standard_logging.ERROR)
 
 
 def test_a_reader_that_has_read_enough_is_no_error_and_nothing_is_said_at_the_end(ends) -> None:

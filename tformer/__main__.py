@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import logging as standard_logging
 import os
 import sys
 from collections.abc import Sequence
@@ -142,8 +143,9 @@ def _local(contexts: contextlib.ExitStack, command: commands.Command, path: str,
 
 def run() -> None:
     """The installed script: a user's mistake is one line on standard error and exit code 2."""
-    # Failures in Orbax's threads also reach the main thread, which reports them once.
+    # Failures in Orbax's threads and tasks also reach the main thread, which reports them once.
     logging.set_verbosity(logging.FATAL)
+    standard_logging.getLogger('asyncio').setLevel(standard_logging.CRITICAL)
     for name, mode in (('stdin', 'r'), ('stdout', 'w'), ('stderr', 'w')):
         if getattr(sys, name) is None:  # the caller has closed it
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115

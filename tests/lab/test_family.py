@@ -330,3 +330,14 @@ def test_near_the_best_allows_for_the_choice_of_it(apart, near):
     assert family.near_best(arms, '0') == near
     assert (stats.tukey_hsd(*values).pvalue[0, 1] > 0.05) == bool(near)
     assert stats.dunnett(*values[1:], control=values[0]).pvalue[0] < 0.05
+
+
+def test_the_constant_that_arms_and_seeds_share_is_not_taken_for_an_effect() -> None:
+    """Of hundreds of seeds its eigenvalue, which is 0, is rounded to more than the default of numpy's cut-off."""
+    rng, n = np.random.default_rng(0), 500
+    values, arm = rng.normal(2, 0.05, 2 * n), np.repeat([0, 1], n)
+    seed = np.tile(np.arange(n), 2)
+    design = np.concatenate([np.eye(2)[arm], np.eye(n)[seed]], 1)
+    fit = family._fit(values, design, 2)
+    assert fit.difference == pytest.approx([(values[n:] - values[:n]).mean()], abs=1e-12)
+    assert fit.covariance == pytest.approx(np.array([[2 / n]])) and fit.freedom.sum() == pytest.approx(n - 1)

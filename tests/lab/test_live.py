@@ -49,9 +49,9 @@ def sweep(home: pathlib.Path, rates: Sequence[float] = (0.001, 0.002), count: in
 def write(place: pathlib.Path, *rows: str, steps: int = 40) -> None:
     """What a run that has begun leaves."""
     place.mkdir(parents=True, exist_ok=True)
-    (place / 'config.json').write_text(
-        json.dumps(config.to_dict(config.override(TINY, {'train.num_steps': steps, 'train.seed': 7})))
-    )
+    stated = place / trials.STATED
+    begun = config.from_json(stated) if stated.is_file() else config.override(TINY, {'train.seed': 7})
+    (place / 'config.json').write_text(json.dumps(config.to_dict(config.override(begun, {'train.num_steps': steps}))))
     (place / 'metrics.jsonl').write_text(''.join(rows))
 
 
@@ -244,9 +244,25 @@ def test_labels_are_those_of_the_report_and_peeked_until_all_have_ended(tmp_path
     assert text.table(Watched(tmp_path))[0][-2:] == ('test loss', 'verdict')  # at the first look
     assert found.verdicts()['baseline'].runs.failed == 1
     assert text.about_verdicts(found) == 'verdicts by test loss against baseline'
+    for each in made[4:]:
+        (each / 'result.json').unlink()
+        (each / 'config.json').unlink()
+        (each / 'metrics.jsonl').unlink()
+    found.refresh()
+    assert not found.is_ended
+    requests.prune(tmp_path, 'learning_rate=0.002', found.trials)
+    found.refresh()
+    assert found.is_ended
+    for seed, loss in enumerate([*losses[1], 2.02]):
+        end(made[4 + seed], loss)
     other = Watched(tmp_path, baseline='learning_rate=0.002')
     assert other.arms[0] == 'learning_rate=0.002' and other.verdicts()['baseline'].label == 'fails more often'
-    assert Watched(tmp_path, metric='test/bleu').verdicts() == {}
+    with pytest.raises(UserError, match=r"^--metric=test/los is in no result; did you mean 'test/loss'\?"):
+        Watched(tmp_path, metric='test/los')
+    assert Watched(tmp_path, metric='valid/loss').verdicts() == {}  # it is a curve
+    (tmp_path / 'begun').mkdir()
+    sweep(tmp_path / 'begun')
+    assert Watched(tmp_path / 'begun', metric='test/los').verdicts() == {}  # there may be one
 
 
 def test_runs_by_which_an_arm_was_chosen_decide_nothing(tmp_path) -> None:

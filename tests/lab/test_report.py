@@ -881,6 +881,24 @@ def test_the_tables_are_files_of_their_own_too(home: pathlib.Path, tmp_path: pat
     assert tables.csv_text(intervals) == 'a,"95 %, low","95 %, high"\n"b,c",-0.1,+0.2\n"b,c",,\n'
 
 
+def test_probabilities_in_csv_are_numbers_however_small(tmp_path: pathlib.Path) -> None:
+    far = {0: 5.50, 1: 5.51, 2: 5.54}
+    place, files = built(tmp_path / 'x', [({}, BASE), (ARMS[1][0], far)]), tmp_path / 'files'
+    written(place, export=files)
+    (_, row) = csv.DictReader(io.StringIO((files / 'against-the-baseline.csv').read_text()))
+    assert float(row['p of all']) == computed_of(place).rows[1].verdict.p < 0.001
+    assert r'\textless{} 0.001' in (files / 'against-the-baseline.tex').read_text()
+
+
+@pytest.mark.filterwarnings('ignore::RuntimeWarning')
+def test_numbers_at_the_ends_of_doubles_are_written_in_few_digits(tmp_path: pathlib.Path) -> None:
+    for unit, mean in ((2e307, '1.04e+307'), (1e-310, '5.2e-311')):
+        arms = [(changed, {seed: loss * unit for seed, loss in seeds.items()}) for changed, seeds in ARMS[:2]]
+        place = built(tmp_path / f'{unit}', arms)
+        written(place)
+        assert mean in (text := (place / 'report.md').read_text()) and not re.search(r'[\d,.]{30}', text)
+
+
 LATEX = r"""\begin{tabular}{lr}
 \toprule
 a\_b, 95 \% & mean $\pm$ sd \\

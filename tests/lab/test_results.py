@@ -7,19 +7,80 @@ import types
 
 import pytest
 
+from small_sweeps import TINY
+from tformer import checks, config
 from tformer.errors import UserError
+from tformer.lab.live.watched import Watched
 from tformer.lab.report import results
-from tformer.lab.sweep import manifest
+from tformer.lab.sweep import jobs, manifest, trials
 
 
 def test_a_sweep_has_ended_when_each_of_its_runs_has():
-    def ended(*states: str) -> bool:
-        runs = [types.SimpleNamespace(state=state, is_searched=False) for state in states]
+    def ended(*states: bool) -> bool:
+        runs = [types.SimpleNamespace(has_ended=state, is_searched=False) for state in states]
         return results.Results(pathlib.Path(), {'a': runs[:1], 'b': runs[1:]}, None).ended
 
-    assert ended(results.DONE, results.FAILED, results.DONE)
-    assert not ended(results.DONE, results.UNFINISHED, results.DONE)
-    assert not ended(results.UNFINISHED, results.DONE)
+    assert ended(True, True, True)
+    assert not ended(True, False, True)
+    assert not ended(False, True)
+
+
+def two_arms(home: pathlib.Path) -> dict[str, pathlib.Path]:
+    """The directory of a sweep of two arms, whose runs have ended; the workdirs by their arms."""
+    made = trials.trials(TINY, [{}, {'optimizer.learning_rate': 0.01}])
+    manifest.claim(TINY, made, home)
+    for number, trial in enumerate(made):
+        place = home / trial.directory
+        (place / 'config.json').write_text(json.dumps(config.to_dict(trial.config)))
+        (place / 'result.json').write_text(json.dumps({'test': {'step': 4, 'loss': number}}))
+    return {trial.name: home / trial.directory for trial in made}
+
+
+def test_a_damaged_config_of_an_unfinished_run_does_not_end_it_and_an_arm_that_is_pruned_has_ended(tmp_path):
+    _, place = two_arms(tmp_path).values()
+    (place / 'config.json').write_text('{')
+    assert [run.state for run in results.read(tmp_path).runs] == ['done', 'unreadable']
+    assert results.read(tmp_path).ended
+    (place / 'result.json').unlink()
+    assert not results.read(tmp_path).ended
+    (tmp_path / jobs.PRUNED).write_text(json.dumps({'arm': 'learning_rate=0.01'}) + '\n')
+    assert not results.read(tmp_path).ended  # it has begun
+    (place / 'config.json').unlink()
+    assert results.read(tmp_path).ended and results.read(tmp_path).runs[1].state == 'pruned'
+    (place / 'error.txt').write_text('no')
+    assert results.read(tmp_path).runs[1].state == 'failed'
+
+
+def test_a_workdir_of_another_trial_is_not_read_as_that_of_the_list(tmp_path):
+    one, other = two_arms(tmp_path).values()
+    for source, target in ((one.parent, 'x'), (other.parent, one.parent.name), (tmp_path / 'x', other.parent.name)):
+        source.rename(tmp_path / target)
+    field, line = 'optimizer.learning_rate', 'is not of the trial that sweep.json has there'
+    found = results.read(tmp_path)
+    rate = TINY.optimizer.learning_rate
+    assert [run.error for run in found.runs] == [
+        f'{one}/trial.json {line}: {field} is 0.01 here, {rate} there',
+        f'{other}/trial.json {line}: {field} is {rate} here, 0.01 there',
+    ]
+    assert {run.state for run in found.runs} == {'unreadable'} and not any(run.scores for run in found.runs)
+    assert [trial.state for trial in Watched(tmp_path).trials] == ['unreadable'] * 2
+    assert Watched(tmp_path).verdicts() == {}
+
+
+def test_a_resolved_config_that_was_edited_is_named_and_what_is_derived_may_differ(tmp_path):
+    one, other = two_arms(tmp_path).values()
+    resolved = checks.resolve(TINY, vocab_size=64)
+    (one / 'config.json').write_text(json.dumps(config.to_dict(resolved)))
+    (other / 'config.json').write_text(json.dumps(config.to_dict(config.override(resolved, {'train.seed': 5}))))
+    found, seen = results.read(tmp_path), Watched(tmp_path)
+    assert [run.state for run in found.runs] == ['done', 'unreadable'] == [trial.state for trial in seen.trials]
+    assert found.runs[1].error == seen.trials[1].error
+    assert found.runs[1].error.startswith(f'{other}/config.json is not of the trial that sweep.json has there: ')
+    (other / 'config.json').write_text('{')
+    assert seen.refresh() and seen.trials[1].error.startswith(f'{other}/config.json: ') and not seen.trials[1].scores
+    trial = json.loads((other / 'trial.json').read_text())
+    (other / 'config.json').write_text(json.dumps(trial))
+    assert seen.refresh() and seen.trials[1].state == 'done' and seen.trials[1].scores == {'test/loss': 1.0}
 
 
 def test_what_steps_cost_is_read_between_the_reports_and_from_nothing_at_the_beginning():

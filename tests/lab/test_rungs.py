@@ -38,6 +38,7 @@ def test_rungs_are_evaluations_before_the_end_by_powers_of_the_reduction():
     assert asha().steps(1000, 50) == (50, 150, 350, 1000)  # rounded up to evaluations
     assert asha().steps(100, 20) == (20, 40, 100)  # two that fall together are one
     assert median().steps(400, 10) == (100, 200, 300, 400)
+    assert asha(rungs=2000).steps(90, 10) == (10, 30, 90)  # none is at step 0
     for rule, every in ((asha(), 100), (median(), 200)):
         with pytest.raises(UserError, match=r'rungs need earlier evaluations: one each .00 steps of 100; set'):
             rule.steps(100, every)
@@ -49,6 +50,10 @@ def test_a_rule_without_rungs_or_reduction_is_refused(rule):
         rule(rungs=0)
     with pytest.raises(UserError, match='reduction=1 must be at least 2'):
         rule(reduction=1)
+    for fields in ({'rungs': 2.5}, {'reduction': 2.5}, {'rungs': True}, {'rungs': '3'}, {'rungs': 10**9}):
+        (name, number) = next(iter(fields.items()))
+        with pytest.raises(UserError, match=f'^{rule.__name__.lower()}: {name}={number!r} is not an integer up to '):
+            rule(**fields)
 
 
 def test_the_best_third_of_a_rung_goes_on_and_the_highest_rung_comes_first():

@@ -11,7 +11,7 @@ import pytest
 from small_searches import BASE, SPACE, Worker, curve, read_rows
 from tformer import config
 from tformer.errors import UserError
-from tformer.lab.sweep import Match, asha, choice, hyperband, integers, median, sample, search, uniform
+from tformer.lab.sweep import Match, asha, choice, hyperband, integers, log_uniform, median, sample, search, uniform
 from tformer.lab.sweep import search_jobs as jobs_lib
 from tformer.lab.sweep.jobs import Job, Wait
 from tformer.lab.sweep.search_jobs import SearchJobs
@@ -85,6 +85,12 @@ def test_every_kind_of_value_is_drawn_as_the_sweep_file_has_it(tmp_path, sampler
         assert 0 <= each['train.z_loss'] <= 1 and float(f'{each["train.z_loss"]:.4g}') == each['train.z_loss']
     assert len({each['model.norm'] for each in drawn}) == 3
     assert {each['model.attention_pattern'] for each in drawn} == {('global',), ('local', 'global')}
+
+
+def test_rounding_leaves_no_range():
+    assert uniform(0.9, 0.99996)(1.0) == 0.99996 and uniform(12345, 99999)(0.0) == 12345.0
+    assert log_uniform(1.00004e-5, 1e-3)(0.0) == 1.00004e-5 and uniform(0.9, 0.99996)(0.5) == 0.95
+    assert SearchJobs(search({'optimizer.beta2': uniform(0.9, 0.99999)}, 'random'), BASE).search.trials == 50
 
 
 def test_integers_are_equally_likely_or_small_ones_are_by_ratio():

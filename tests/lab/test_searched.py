@@ -8,8 +8,9 @@ import pathlib
 import pytest
 
 from small_searches import SPACE, Worker
-from tformer.lab.report import report_data, results, searched, write
-from tformer.lab.sweep import asha, manifest, optuna_study, search
+from tformer.errors import UserError
+from tformer.lab.report import render, report_data, results, searched, write
+from tformer.lab.sweep import asha, manifest, optuna_study, search, search_jobs
 
 
 def ran(home: pathlib.Path, jobs: int | None = None, **fields) -> Worker:
@@ -94,9 +95,23 @@ def test_a_search_that_confirms_nothing_gives_no_verdict(tmp_path: pathlib.Path)
     assert 'are too few to rate fields' in text or 'Optuna, which rates them, is not installed' in text
 
 
-def test_of_a_list_that_cannot_be_read_nothing_is_told(tmp_path: pathlib.Path) -> None:
+def test_a_list_that_is_damaged_is_named(tmp_path: pathlib.Path) -> None:
     worker = ran(tmp_path / 'x', trials=2, rungs=None, confirm=2)
-    for damaged in ('{', json.dumps({'draws': []}), json.dumps({'search': 1, 'steps': [], 'draws': []})):
-        (worker.home / 'search.json').write_text(damaged)
-        assert searched.search(results.read(worker.home)) is None
-    assert searched.search(results.read(worker.home)) is None
+    file = worker.home / 'search.json'
+    other = json.loads(file.read_text())
+    other['draws'][1]['overrides']['train.seed'] = 5
+    line = f'{file} is not the list of a search: draw 2 has train.seed, which is not in the space'
+    with pytest.raises(UserError, match=f'^{line}$'):
+        file.write_text(json.dumps(other))
+        search_jobs.read(worker.home, worker.jobs.search)
+    del other['draws'][1]['overrides']['train.seed'], other['draws'][1]['overrides']['optimizer.learning_rate']
+    for damaged, told in (
+        ('{', f'{file}: '),
+        (json.dumps({'draws': []}), "is not the list of a search: 'search'"),
+        (json.dumps({'search': 1, 'steps': [], 'draws': []}), f'{file} is not the list of a search: '),
+        (json.dumps(other), 'draw 2 lacks optimizer.learning_rate'),
+    ):
+        file.write_text(damaged)
+        found = report_data.report(results.read(worker.home))
+        assert found.search is None and len(found.results.damaged) == 1 and told in found.results.damaged[0]
+        assert 'Left out, because it cannot be read: ' in render.markdown(found)

@@ -37,6 +37,7 @@ from tformer.lab.sweep import (
     choice,
     devices,
     grid,
+    leases,
     log_uniform,
     manifest,
     matching,
@@ -52,7 +53,7 @@ from tformer.lab.sweep import (
     uniform,
     zipped,
 )  # fmt: skip
-from tformer.lab.sweep.leases import Leases
+from tformer.lab.sweep.leases import Holder, Leases
 from tformer.lab.sweep.runner import Placement
 from tformer.lab.sweep.search_jobs import SearchJobs
 from tformer.training import checkpoint, workdir
@@ -131,6 +132,9 @@ MISTAKES = {
     ),
     "arm 1 of 1: config.model.emb_dim='wide' is not int": lambda: trials.trials(TINY, [{'model.emb_dim': 'wide'}]),
     'arm 2 of 2: .*num_heads': lambda: trials.trials(TINY, [{}, {'model.num_heads': 3}]),
+    "arm 1 of 1: train.trackers='tensorbord' is unknown; did you mean 'tensorboard'": lambda: trials.trials(
+        TINY, [{'train.trackers': ('tensorbord',)}]
+    ),
     "model.norm='rmsnrm' is unknown; did you mean 'rmsnorm'": lambda: trials.trials(TINY, [{'model.norm': 'rmsnrm'}]),
     "Match.quantity='weights' is unknown": lambda: matched(Match('weights', 'model.mlp_dim')),
     "Match.field='model.norm' is unknown": lambda: matched(Match('parameters', 'model.norm')),
@@ -388,6 +392,44 @@ def test_the_command_ends_with_a_report_by_its_flags(monkeypatch, capsys) -> Non
 
 
 @pytest.mark.parametrize(
+    'flag, message',
+    {
+        '--alpha=7': '--alpha=7.0 must be between 0 and 1',
+        '--reach=x': '--reach=x is not NAME=VALUE, such as valid/accuracy=0.99',
+        '--reach==1': '--reach==1 is not NAME=VALUE',
+        '--baseline=nrm=rmsnorm': "--baseline=nrm=rmsnorm is not an arm; did you mean 'norm=rmsnorm'?",
+        '--metric=loss': '--metric=loss is not SPLIT/NAME, with test or valid',
+        '--metric=tset/loss': "--metric=tset/loss is not SPLIT/NAME, with test or valid; did you mean 'test/loss'?",
+        '--metric=test/los': "--metric=test/los will be in no result; did you mean 'test/loss'?",
+        '--metric=test/word_error_rat': "did you mean 'test/word_error_rate'?",
+    }.items(),
+)
+def test_a_flag_of_the_report_is_checked_before_anything_trains(tmp_path, flag: str, message: str) -> None:
+    arms = [{}, {'model.norm': 'rmsnorm'}]
+    (tmp_path / 'two.py').write_text(
+        'from tformer.lab.sweep import Sweep\n\n'
+        f'def get_sweep():\n    return Sweep({str(ROOT / "configs/g2p.py:smoke")!r}, {arms})\n'
+    )
+    command = [
+        'tformer',
+        'sweep',
+        f'--config={tmp_path}/two.py',
+        f'--workdir={tmp_path}/x',
+        '--config.train.num_steps=7',
+    ]
+    for more in ([], ['--dry_run']):
+        with pytest.raises(UserError, match=re.escape(message)):
+            command_line.main([*command, flag, *more])
+    assert not (tmp_path / 'x').exists()
+
+
+def test_a_metric_that_depends_on_the_data_is_left_to_the_report() -> None:
+    loaded_as = sweep_command._Loaded(TINY, trials.trials(TINY, [{}]), None)
+    for metric in (None, 'valid/loss', 'test/loss_at_40', 'test/spearman'):
+        sweep_command._check_report(metric, 'baseline', loaded_as)
+
+
+@pytest.mark.parametrize(
     'sweep, message',
     {
         'Sweep(BASE, 5)': 'expected a list of dicts, not 5',
@@ -452,6 +494,8 @@ def test_a_trial_of_the_same_name_and_another_config_is_refused_before_anything_
     with pytest.raises(UserError, match=r'with another config: optimizer.learning_rate \(1.0 there, 4.0 here'):
         acting(tmp_path, [4.0, 1.0])
     assert (tmp_path / 'sweep.json').read_text() == before and not list(tmp_path.glob('learning_rate*'))
+    tracked = config.override(TINY, {'optimizer.learning_rate': 1.0, 'train.trackers': ()})
+    manifest.check(trials.trials(tracked, [{}]), tmp_path)  # who is told the metrics changes none
     (tmp_path / 'other/baseline/seed_0').mkdir(parents=True)
     (tmp_path / 'other/baseline/seed_0/config.json').write_text('{}')
     with pytest.raises(UserError, match='not of a sweep'):
@@ -602,6 +646,31 @@ def test_a_sweep_that_is_refused_leaves_the_command_of_the_one_before(tmp_path: 
     with pytest.raises(UserError, match='holds a trial with another config'):
         runner.sweep(TINY, other, tmp_path, arguments=['--config=second.py'])
     assert (tmp_path / 'command.txt').read_text() == "tformer sweep '--config=first file.py'\n"
+
+
+def test_sweeps_of_other_trials_do_not_share_a_directory_at_once(tmp_path: pathlib.Path, monkeypatch, capsys) -> None:
+    made = trials.trials(TINY, grid({'optimizer.learning_rate': [1.0, 2.0, 4.0]}))
+    first = manifest.enter(TINY, made[:2], Leases(tmp_path / 'leases'))
+    listed = (tmp_path / 'sweep.json').read_text()
+    with pytest.raises(UserError, match=f'^{tmp_path} is swept by another command with other trials; use a fresh --w'):
+        manifest.enter(TINY, [made[0], made[2]], Leases(tmp_path / 'leases'))
+    assert (tmp_path / 'sweep.json').read_text() == listed
+    manifest.enter(TINY, made, Leases(tmp_path / 'leases')).release(done=True)  # it lacks none
+    first.release(done=True)
+    capsys.readouterr()
+    manifest.enter(TINY, made[::2], Leases(tmp_path / 'leases')).release(done=True)
+    assert capsys.readouterr().out == f'no longer in the sweep, but still in {tmp_path}: learning_rate=2.0/seed_0\n'
+    Leases(tmp_path / 'leases', Holder('elsewhere', 1, started=1)).take('session/it')
+    monkeypatch.setattr(leases, 'PATIENCE', -1.0)  # what is silent is dead
+    manifest.enter(TINY, made[:2], Leases(tmp_path / 'leases')).release(done=True)
+
+
+def test_who_joins_a_search_may_know_less_of_it_than_is_drawn(tmp_path: pathlib.Path) -> None:
+    made = trials.trials(TINY, product(grid({'optimizer.learning_rate': [1.0, 2.0]}), seeds(2)))
+    drawn = [dataclasses.replace(made[2], is_searched=True), made[3]]  # and run again
+    session = manifest.enter(TINY, [*made[:2], *drawn], Leases(tmp_path / 'leases'))
+    assert manifest.enter(TINY, made[:2], Leases(tmp_path / 'leases')) is not None
+    session.release()
 
 
 def test_a_trial_that_is_done_is_not_begun_again(tmp_path: pathlib.Path, capsys) -> None:

@@ -10,17 +10,20 @@ Each trial trains in DIR/ARM/seed_N. The same command on several hosts that shar
 prints the trials and runs none.
 """
 
+import difflib
+import functools
 import pathlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 
-from tformer import commands
+from tformer import commands, config
 from tformer.commands import report
 from tformer.config import Config
-from tformer.errors import UserError, choose
+from tformer.errors import UserError, choose, nearest
+from tformer.lab.report import learning, report_data
 from tformer.lab.sweep import executors, manifest, plan, runner, trials
 from tformer.lab.sweep.leases import Leases
 from tformer.lab.sweep.runner import Placement
@@ -50,8 +53,12 @@ def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) 
     resources = _resources(flags.resources)
     if flags.workers < 1:
         raise UserError(f'--workers={flags.workers} must be positive')
+    report_data.check_alpha(flags.alpha)
+    learning.targets(flags.reach)
+    check = functools.partial(_check_report, flags.metric, flags.baseline)
     if flags.dry_run:
         made = _loaded(spec, flags.workdir, overrides, where)
+        check(made)
         if made.search is not None:
             print(made.search.plan(flags.workdir))
         print(plan.plan(made.trials, flags.workdir, flags.parallel or 1, flags.together))
@@ -60,8 +67,8 @@ def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) 
     passed = [f'--{name}={flags[name].value}' for name in PASSED_ON if flags[name].value != flags[name].default]
     command = ['sweep', '--join', *_command_line(spec, overrides), f'--workdir={workdir}', *passed]
     work = executors.Work(
-        here=lambda: _sweep(spec, workdir, overrides, where),
-        claim=lambda: _claim(spec, workdir, overrides),
+        here=lambda: _sweep(spec, workdir, overrides, where, check),
+        claim=lambda: _claim(spec, workdir, overrides, check),
         arguments=command,
         home=pathlib.Path(workdir),
         workers=flags.workers,
@@ -74,6 +81,7 @@ def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) 
         sys.exit(code)
 
 
+SPLITS = ('test', 'valid')  # that trials are scored on
 PASSED_ON = ('parallel', 'per_device', 'together', 'transform', 'processes')  # to workers elsewhere
 
 
@@ -107,8 +115,15 @@ def sweep(
     return _sweep(spec, workdir, overrides or {}, where)
 
 
-def _sweep(spec: str, workdir: str | pathlib.Path, overrides: Mapping[str, str], where: Placement) -> int:
-    base, made, search = _loaded(spec, workdir, overrides, where)
+def _sweep(
+    spec: str,
+    workdir: str | pathlib.Path,
+    overrides: Mapping[str, str],
+    where: Placement,
+    check: 'Check' = lambda loaded: None,
+) -> int:
+    check(loaded := _loaded(spec, workdir, overrides, where))
+    base, made, search = loaded
     return runner.sweep(base, made, workdir, where, _command_line(spec, overrides), search)
 
 
@@ -116,6 +131,31 @@ class _Loaded(NamedTuple):
     base: Config
     trials: list[trials.Trial]  # of a search those so far
     search: SearchJobs | None
+
+
+Check = Callable[[_Loaded], None]  # raises a `UserError` before anything trains
+
+
+def _check_report(metric: str | None, baseline: str | None, loaded: _Loaded) -> None:
+    """Raises a `UserError` where the report of the sweep cannot have this metric or baseline, as far as it is known.
+
+    A search names its arms as it draws them, and some metrics depend on the data.
+    """
+    if baseline is not None and loaded.search is None:
+        report_data.check_baseline(baseline, list(dict.fromkeys(trial.name for trial in loaded.trials)))
+    if metric is None:
+        return
+    from tformer.evaluation import scorer  # slow to import
+
+    settings = {'evaluate.examples_while_training': 1}  # the text of final scores is generated in any case
+    scores = {name for each in loaded.trials for name in scorer.score_names(config.override(each.config, settings))}
+    known = sorted(f'{split}/{name.partition("/")[2]}' for name in scores for split in ('test', 'valid'))
+    split, _, name = metric.partition('/')
+    if not name or split not in SPLITS:
+        raise UserError(f'--metric={metric} is not SPLIT/NAME, with {" or ".join(SPLITS)}{nearest(metric, known)}')
+    is_longer = any(metric.startswith(f'{each}_') for each in known)
+    if metric not in known and not is_longer and difflib.get_close_matches(metric, known, cutoff=0.8):
+        raise UserError(f'--metric={metric} will be in no result{nearest(metric, known)}')
 
 
 def _loaded(
@@ -133,9 +173,10 @@ def _loaded(
         return _Loaded(search.base, search.listed(None if workdir is None else pathlib.Path(workdir)), search)
 
 
-def _claim(spec: str, workdir: str, overrides: Mapping[str, str]) -> int:
+def _claim(spec: str, workdir: str, overrides: Mapping[str, str], check: Check) -> int:
     """Writes the trials to the sweep's directory; returns how many are not done."""
-    base, made, search = _loaded(spec, workdir, overrides)
+    check(loaded := _loaded(spec, workdir, overrides))
+    base, made, search = loaded
     held = Leases(pathlib.Path(workdir) / runner.LEASES)
     session = manifest.enter(base, made, held, arguments=_command_line(spec, overrides))
     if session is not None:

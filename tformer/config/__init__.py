@@ -5,6 +5,7 @@ from tformer.config.convert import coerce as coerce
 from tformer.config.convert import config_dict as config_dict
 from tformer.config.convert import difference as difference
 from tformer.config.convert import digest as digest
+from tformer.config.convert import digest_tree as digest_tree
 from tformer.config.convert import field_types as field_types
 from tformer.config.convert import from_dict as from_dict
 from tformer.config.convert import from_json as from_json

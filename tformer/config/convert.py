@@ -50,7 +50,7 @@ def from_dict(tree: Mapping[str, Any] | ConfigDict) -> Config:
 
 
 def _from_dict(cls: type, tree: Mapping[str, Any], prefix: str) -> Any:
-    hints = _hints(cls)
+    hints, sections = _hints(cls), _sections(cls)
     values = {}
     if not isinstance(tree, Mapping):
         raise errors.UserError(f'config.{prefix[:-1]}={tree!r} is not a section of fields')
@@ -58,7 +58,7 @@ def _from_dict(cls: type, tree: Mapping[str, Any], prefix: str) -> Any:
         name = renamed.current(f'{prefix}{given}').removeprefix(prefix)
         if name not in hints:
             raise errors.UserError(f'config.{prefix}{name} is not a field{errors.nearest(name, hints)}')
-        if dataclasses.is_dataclass(hints[name]):
+        if name in sections:
             values[name] = _from_dict(typing.cast(type, hints[name]), value, f'{prefix}{name}.')
         else:
             values[name] = coerce(hints[name], value, f'{prefix}{name}')
@@ -68,6 +68,11 @@ def _from_dict(cls: type, tree: Mapping[str, Any], prefix: str) -> Any:
 @functools.cache
 def _hints(cls: type) -> Mapping[str, Any]:
     return types.MappingProxyType(typing.get_type_hints(cls))
+
+
+@functools.cache
+def _sections(cls: type) -> frozenset[str]:
+    return frozenset(name for name, hint in _hints(cls).items() if dataclasses.is_dataclass(hint))
 
 
 def coerce(annotation: Any, value: Any, field: str) -> Any:
@@ -83,15 +88,15 @@ def coerce(annotation: Any, value: Any, field: str) -> Any:
         raise errors.UserError(f'config.{field}={value!r} has a NUL character')
     if type(value) is annotation:  # most are, and a report reads hundreds of thousands
         return value
-    options = _options(annotation)
-    for option in options:
-        if typing.get_origin(option) is tuple and isinstance(value, list | tuple):
+    for option in _options(annotation):
+        origin = _origin(option)
+        if origin is tuple and isinstance(value, list | tuple):
             return tuple(coerce(typing.get_args(option)[0], item, field) for item in value)
         if option is float and isinstance(value, int) and not isinstance(value, bool):
             return float(value)
         if option is type(None) and value is None:
             return None
-        if typing.get_origin(option) is typing.Literal and value in typing.get_args(option):
+        if origin is typing.Literal and value in typing.get_args(option):
             return value
         if isinstance(option, type) and isinstance(value, option) and (option is bool or not isinstance(value, bool)):
             return value
@@ -115,6 +120,9 @@ def parse(annotation: Any, text: str, field: str) -> Any:
 @functools.cache
 def _options(annotation: Any) -> tuple[Any, ...]:
     return typing.get_args(annotation) if typing.get_origin(annotation) in UNIONS else (annotation,)
+
+
+_origin = functools.cache(typing.get_origin)
 
 
 def _parse(option: Any, text: str) -> Any:
@@ -244,8 +252,12 @@ def changes(spec: str) -> dict[str, Any]:
 
 def digest(config: Config) -> str:
     """Returns a digest of all fields, in hexadecimal digits; without extensions it is that of the sections alone."""
-    tree = {name: value for name, value in to_dict(config).items() if name != 'extensions' or value}
-    return hashing.digest_json(tree)
+    return digest_tree(to_dict(config))
+
+
+def digest_tree(tree: Mapping[str, Any]) -> str:
+    """Returns the `digest` of the config that is kept as a tree of JSON."""
+    return hashing.digest_json({name: value for name, value in tree.items() if name != 'extensions' or value})
 
 
 def difference(a: Config, b: Config) -> dict[str, tuple[Any, Any]]:

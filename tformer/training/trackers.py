@@ -79,10 +79,14 @@ class Kind(NamedTuple):
     local: bool = False  # it writes files at once, and knows itself what a resumed run repeats
 
 
+def kinds(config: Config) -> dict[str, Kind]:
+    """Returns the kinds of train.trackers by their names. Raises a `UserError` if it names an unknown tracker."""
+    return {name: choose(TRACKERS, name, 'train.trackers') for name in config.train.trackers}
+
+
 def check(config: Config) -> None:
-    """Raises a `UserError` if train.trackers names an unknown tracker, or one whose package is missing."""
-    for name in config.train.trackers:
-        kind = choose(TRACKERS, name, 'train.trackers')
+    """Raises a `UserError` as `kinds`, or if the package of a tracker is missing."""
+    for name, kind in kinds(config).items():
         if not kind.local and importlib.util.find_spec(kind.module) is None:
             raise UserError(f"train.trackers={name} needs {kind.module}: pip install 'tformer[{name}]'")
 

@@ -3,9 +3,10 @@
 import math
 import os
 import pathlib
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
-from tformer.config import json_files
+from tformer import config
+from tformer.config import Config, json_files
 from tformer.errors import UserError
 from tformer.lab.live.following import Follower
 from tformer.lab.report import prose, results
@@ -15,7 +16,7 @@ from tformer.training import stopping, wall_time, workdir, writers
 RUNNING, WAITING, DONE, FAILED, PAUSED, STOPPED, PRUNED, UNREADABLE = STATES = (
     'running', 'waiting', 'done', 'failed', 'paused', 'stopped', 'pruned', 'unreadable',
 )  # fmt: skip
-ENDED = (DONE, FAILED)  # those of which a verdict knows how they came out
+ENDED = (DONE, FAILED, PRUNED)  # those of which a verdict knows how they came out, or that they never will
 TAIL = 16384  # bytes of a log that are looked at
 
 Curve = dict[int, float]  # step -> value, rising; nan where it was not finite
@@ -38,8 +39,16 @@ class LiveTrial:
     """
 
     def __init__(
-        self, arm: str, seed: int, searched: bool, place: pathlib.Path, directory: str, names: Collection[str]
+        self,
+        arm: str,
+        seed: int,
+        searched: bool,
+        place: pathlib.Path,
+        directory: str,
+        names: Collection[str],
+        expect: Callable[[pathlib.Path, Config | None], None] = lambda place, resolved: None,
     ):
+        """`expect` raises a `UserError` if the workdir, or its resolved config, is of another trial."""
         self.arm, self.seed, self.searched, self.place, self.directory = arm, seed, searched, place, directory
         self.state = WAITING
         self.error: str | None = None
@@ -51,11 +60,14 @@ class LiveTrial:
         self.seconds: float | None = None
         self._follower = Follower(place / 'metrics.jsonl')
         self._result: object = None  # what identifies the result.json that was read
-        self._config: object = None
+        self._config: object = None  # what identifies the configs that were read
+        self._config_error: str | None = None
+        self._expect = expect
 
     def refresh(self, pruned: bool = False, leased: bool = False) -> bool:
         """Reads what is new; returns whether anything is. `pruned`: its arm is; `leased`: a worker trains it."""
         before = self.state, self.error, self.step, self.num_steps
+        self._read_config()
         anew, rows = self._follower.read()
         if anew:
             self.step, self.curves = 0, {name: {} for name in self.curves}
@@ -64,13 +76,14 @@ class LiveTrial:
             for name, curve in self.curves.items():
                 if name in row:
                     curve[row['step']] = math.nan if row[name] is None else float(row[name])
-        self._read_config()
         try:
             self.state, self.error = self._state(pruned, leased)
         except (UserError, OSError) as error:
             self.state, self.error = UNREADABLE, str(error)
-        if self._follower.error is not None:
-            self.state, self.error = UNREADABLE, self._follower.error
+        if (damage := self._config_error or self._follower.error) is not None:
+            self.state, self.error = UNREADABLE, damage
+        if self._config_error is not None:  # whose numbers these are is not known
+            self.scores, self._result, self.curves = {}, None, {name: {} for name in self.curves}
         if self.state != RUNNING:
             self.left = None
         elif rows or self.left is None:
@@ -91,19 +104,27 @@ class LiveTrial:
             return FAILED, error
         if stopping.is_stopped(self.place):
             return STOPPED, None
-        if self.step or self._config is not None:
+        if self.step or self._has_begun():
             return PAUSED, None
         return (PRUNED if pruned else WAITING), None
 
     def _read_config(self) -> None:
-        """Reads the length of the run from its resolved config."""
+        """Reads the length of the run from its resolved config, and whether its configs are of this trial."""
         file = self.place / 'config.json'
-        if (found := _identity(file)) != self._config:
-            self._config = found
-            try:
-                self.num_steps = int(json_files.read(file)['train']['num_steps'])
-            except (UserError, LookupError, TypeError, ValueError):
-                self.num_steps = None
+        if (found := (_identity(file), _identity(self.place / trials.STATED))) == self._config:
+            return
+        if self._config_error is not None:  # what it has logged counts again, if it is mended
+            self._follower, self.step = Follower(self.place / 'metrics.jsonl'), 0
+        self._config, self._config_error, self.num_steps = found, None, None
+        try:
+            resolved = config.from_json(file) if self._has_begun() else None
+            self.num_steps = resolved.train.num_steps if resolved else None
+            self._expect(self.place, resolved)
+        except (UserError, OSError) as error:
+            self._config_error = str(error)
+
+    def _has_begun(self) -> bool:
+        return (self.place / 'config.json').exists()
 
     def _seconds_left(self) -> float | None:
         """Returns the time of the steps left, by what those so far took without compiling and restarts."""

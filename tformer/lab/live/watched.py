@@ -1,13 +1,14 @@
 """A directory of runs while they train: which there are, how far each is, and what the results so far would say."""
 
 import dataclasses
+import functools
 import itertools
 import math
 import pathlib
 import statistics
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from tformer import config
@@ -30,6 +31,7 @@ class Listed(NamedTuple):
     arm: str
     seed: int
     searched: bool = False  # an arm may have been chosen by it, so it decides nothing
+    expect: Callable[[pathlib.Path, Config | None], None] = lambda place, resolved: None  # as `manifest.expect`
 
 
 class Watched:
@@ -60,7 +62,11 @@ class Watched:
             raise UserError(f'--baseline={baseline} is not an arm{nearest(baseline, self.arms)}')
 
     def refresh(self) -> bool:
-        """Reads what is new; returns whether anything is. Raises a `UserError` if no run is there."""
+        """Reads what is new; returns whether anything is.
+
+        Raises:
+          UserError: no run is there, or the metric that was asked for is in no result.
+        """
         added = self._find()
         pruned, leased = jobs.pruned(self.home), self._leased()
         news = [
@@ -72,7 +78,15 @@ class Watched:
             self.version += 1
             for number in news:
                 self.changed[number] = self.version
+            self._check_metric()
         return bool(news or added)
+
+    def _check_metric(self) -> None:
+        """Raises a `UserError` if runs have scores, and neither these nor curves are of the metric asked for."""
+        metric, known = self._asked_metric, sorted({name for trial in self.trials for name in trial.scores})
+        if metric is None or not known or metric in known or any(trial.curves.get(metric) for trial in self.trials):
+            return
+        raise UserError(f'--metric={metric} is in no result{nearest(metric, known)}')
 
     def _leased(self) -> set[str]:
         """Returns the directories of the trials that the workers of any host train now."""
@@ -177,7 +191,9 @@ class Watched:
         self.trials, self.changed = [], []
         for place, listed_as in found.items():
             directory = place.relative_to(self.home).as_posix()
-            trial, version = before.get(place, (LiveTrial(*listed_as, place, directory, names), self.version + 1))
+            arm, seed, searched, expect = listed_as
+            made = LiveTrial(arm, seed, searched, place, directory, names, expect)
+            trial, version = before.get(place, (made, self.version + 1))
             self.trials.append(trial)
             self.changed.append(version)
         return True
@@ -188,12 +204,16 @@ class Watched:
         if seen == self._list:
             return None
         try:
-            entries = json_files.read(file)['trials']
+            listed = json_files.read(file)
+            fields = manifest.varied(listed)
             found = {
                 self.home / entry['directory']: Listed(
-                    str(entry['name']), int(entry['seed']), bool(entry.get('searched'))
+                    str(entry['name']),
+                    int(entry['seed']),
+                    bool(entry.get('searched')),
+                    functools.partial(manifest.expect, entry=entry, base=listed.get('base'), fields=fields),
                 )
-                for entry in entries
+                for entry in listed['trials']
             }
             for place in found:
                 place.relative_to(self.home)  # a ValueError if it is elsewhere

@@ -171,16 +171,9 @@ def reaches(results: Results, wanted: Sequence[str]) -> list[Reach]:
     """
     known = {name for run in results.done for row in run.log for name in row} - {'step'}
     made = []
-    for text in wanted:
-        name, _, number = text.partition('=')
-        try:
-            value = float(number)
-        except ValueError:
-            value = math.nan
-        if not math.isfinite(value):
-            raise UserError(f'--reach={text} is not NAME=VALUE, such as valid/accuracy=0.99')
+    for name, value in targets(wanted):
         if name not in known:
-            raise UserError(f'--reach={text}: no metrics.jsonl has {name}{nearest(name, sorted(known))}')
+            raise UserError(f'--reach={name}={value:g}: no metrics.jsonl has {name}{nearest(name, sorted(known))}')
         lower = metrics.lower_is_better(name)
         ended = {arm: [run.curve(name) for run in _ended(runs, name)] for arm, runs in results.arms.items()}
         steps = {arm: [_first(*curve, value, lower) for curve in found] for arm, found in ended.items()}
@@ -190,6 +183,21 @@ def reaches(results: Results, wanted: Sequence[str]) -> list[Reach]:
         }
         made.append(Reach(name, value, steps, at_once))
     return made
+
+
+def targets(wanted: Sequence[str]) -> list[tuple[str, float]]:
+    """Returns the name and the value of each NAME=VALUE. Raises a `UserError` if one is something else."""
+    found = []
+    for text in wanted:
+        name, _, number = text.partition('=')
+        try:
+            value = float(number)
+        except ValueError:
+            value = math.nan
+        if not name or not math.isfinite(value):
+            raise UserError(f'--reach={text} is not NAME=VALUE, such as valid/accuracy=0.99')
+        found.append((name, value))
+    return found
 
 
 def _first(steps: Sequence[float], values: Sequence[float], value: float, lower_is_better: bool) -> float | None:

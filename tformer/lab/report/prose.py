@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tformer.lab.report.results import FAILED, UNFINISHED, UNREADABLE, Run
+from tformer.lab.report.results import FAILED, PRUNED, UNFINISHED, UNREADABLE, Run
 from tformer.lab.statistics.comparison import Row
 from tformer.lab.statistics.noise import Interval
 
@@ -17,6 +17,7 @@ TOLD, LISTED = 20, 50  # arms that have a sentence, and arms that have a row in 
 DRAWN = 10  # arms that a drawing with a legend has at most, the baseline and the best
 FEW = 6  # values that are written out
 DIGITS = 7  # of a mean, at most
+MOST_DECIMALS, LARGE = 15, 1e15  # numbers beyond them are written with an exponent
 NOTHING = 1e-9  # nats: a loss below it is none
 CODE = re.compile(r'`([^`]*)`')
 LONG = re.compile(r'(?<==)-?\d+\.\d{5,}(e-?\d+)?(?=,|$)')
@@ -32,10 +33,13 @@ class Scale:
     def __call__(self, value: float | None) -> str:
         if value is None or not math.isfinite(value):
             return NONE
-        return f'{value:,.{self.decimals}f}'
+        return format(value, self._form(value))
 
     def signed(self, value: float) -> str:
-        return f'{value:+,.{self.decimals}f}' if math.isfinite(value) else NONE
+        return format(value, f'+{self._form(value)}') if math.isfinite(value) else NONE
+
+    def _form(self, value: float) -> str:
+        return '.4g' if self.decimals > MOST_DECIMALS or abs(value) >= LARGE else f',.{self.decimals}f'
 
     def interval(self, ends: Interval | None) -> str:
         return NONE if ends is None else f'{self.signed(ends[0])} to {self.signed(ends[1])}'
@@ -52,8 +56,8 @@ def scale(rows: Sequence[Row]) -> Scale:
     means = [abs(row.runs.mean) for row in rows if math.isfinite(row.runs.mean)]
     size = math.floor(math.log10(max(means))) if means and max(means) > 0 else 0
     least = 10.0 ** (size - DIGITS)  # below it a spread is of rounding
-    own = [row.runs.sd for row in rows if row.runs.sd > least]
-    between = [row.comparison.sd for row in rows if row.comparison and row.comparison.sd > least]
+    own = [row.runs.sd for row in rows if least < row.runs.sd < math.inf]
+    between = [row.comparison.sd for row in rows if row.comparison and least < row.comparison.sd < math.inf]
     wanted = [1 - math.floor(math.log10(statistics.median(own)))] if own else [3 - size]
     wanted += [-math.floor(math.log10(sd)) for sd in between]
     return Scale(max(0, min(max(wanted), DIGITS - 1 - size)))
@@ -95,6 +99,11 @@ def number(value: float | None, form: str) -> str:
 
 def probability(p: float) -> str:
     return NONE if math.isnan(p) else '< 0.001' if p < 0.001 else f'{p:.3f}'
+
+
+def exactly(p: float) -> str:
+    """Returns a probability with all of its digits."""
+    return NONE if math.isnan(p) else repr(float(p))
 
 
 def equals(p: float) -> str:
@@ -162,8 +171,8 @@ def span(values: Sequence[object]) -> str:
 
 
 def states(runs: Sequence[Run]) -> list[str]:
-    """Returns how many runs failed, have not ended or cannot be read, without zeros."""
-    counts = {state: sum(run.state == state for run in runs) for state in (FAILED, UNFINISHED, UNREADABLE)}
+    """Returns how many runs failed, have not ended, are pruned or cannot be read, without zeros."""
+    counts = {state: sum(run.state == state for run in runs) for state in (FAILED, UNFINISHED, PRUNED, UNREADABLE)}
     return [f'{number} {state}' for state, number in counts.items() if number]
 
 

@@ -38,7 +38,7 @@ LOADER = jinja2.FileSystemLoader(FOLDER)
 
 
 @functools.cache
-def _environment(escape: bool) -> jinja2.Environment:
+def _environment(escape: bool, exact: bool = False) -> jinja2.Environment:
     made = jinja2.Environment(
         loader=LOADER, autoescape=escape, finalize=escaped if escape else None,
         trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined,
@@ -49,7 +49,7 @@ def _environment(escape: bool) -> jinja2.Environment:
         'typed': lambda value: Markup(prose.plain(value)),
         'command': shlex.join,
         'quantity': prose.quantity,
-        'probability': prose.probability,
+        'probability': prose.exactly if exact else prose.probability,
         'number': prose.number,
         'coefficient': prose.coefficient,
         'rounded': prose.rounded,
@@ -72,17 +72,20 @@ def sentences(report: Report, name: str) -> list[str]:
     return [line.removeprefix('- ') for line in _joined(text).splitlines() if line]
 
 
-def markdown(report: Report, drawn: bool = True, page: bool = False, most: int | None = prose.LISTED) -> str:
+def markdown(
+    report: Report, drawn: bool = True, page: bool = False, most: int | None = prose.LISTED, exact: bool = False
+) -> str:
     """Returns the report as Markdown, for a `page` with figures and aligned columns; it says if few can be `drawn`.
 
-    Tables after the first have the baseline and the best other arms, `most` in all; None: all.
+    Tables after the first have the baseline and the best other arms, `most` in all; None: all. If `exact`, they have
+    all digits of probabilities.
     """
 
     def figures(listed: Sequence[Figure]) -> Markup:
         shown = [figure for figure in listed if drawn or figure[0] in EXPLORED]
         return Markup(f'~~~{FIGURES}\n{json.dumps(shown)}\n~~~' if page and shown else '')
 
-    template = _environment(escape=True).get_template('report.md.jinja')
+    template = _environment(escape=True, exact=exact).get_template('report.md.jinja')
     missing, right = None if drawn else MISSING, '---:' if page else '---'
     return _joined(template.render(report=report, figures=figures, missing=missing, right=right, most=most))
 

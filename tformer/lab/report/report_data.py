@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from tformer.errors import UserError, nearest
@@ -94,8 +94,7 @@ def report(
     Raises:
       UserError: an unknown metric or arm, an alpha outside (0, 1), or as `learning.reaches`.
     """
-    if not 0 < alpha < 1:
-        raise UserError(f'--alpha={alpha} must be between 0 and 1')
+    check_alpha(alpha)
     baseline, metric = _baseline(found, baseline), _metric(found, metric)
     lower = metrics.lower_is_better(metric)
     values = found.values(metric)
@@ -108,6 +107,11 @@ def report(
     speed_ups = learning.speed_ups(bands[curve], baseline, metrics.lower_is_better(curve)) if curve else []
     arms = [row.arm for row in rows]
     response = response_lib.response(found, values, lower, alpha)
+
+    try:
+        search = searched.search(found)
+    except UserError as error:
+        found, search = dataclasses.replace(found, damaged=[*found.damaged, str(error)]), None
 
     def front(cost: str) -> set[str]:
         return costs_lib.front({arm: getattr(spent, cost) for arm, spent in costs.items()}, means, lower)
@@ -139,16 +143,27 @@ def report(
         fields=_fields(found, arms, response),
         scaling=scaling_analysis.scaling_law(found, metric, costs, alpha),
         texts=texts.compared(found, metric.partition('/')[0], baseline, alpha),
-        search=searched.search(found),
+        search=search,
         timing=Timing(matched(['seconds']), front('seconds')) if timing else None,
     )
+
+
+def check_alpha(alpha: float) -> None:
+    """Raises a `UserError` if alpha is no probability."""
+    if not 0 < alpha < 1:
+        raise UserError(f'--alpha={alpha} must be between 0 and 1')
+
+
+def check_baseline(baseline: str, arms: Collection[str]) -> None:
+    """Raises a `UserError` if the baseline is none of the arms."""
+    if baseline not in arms:
+        raise UserError(f'--baseline={baseline} is not an arm{nearest(baseline, arms)}')
 
 
 def _baseline(found: Results, baseline: str | None) -> str:
     if baseline is None:
         return next(iter(found.arms))
-    if baseline not in found.arms:
-        raise UserError(f'--baseline={baseline} is not an arm{nearest(baseline, found.arms)}')
+    check_baseline(baseline, found.arms)
     return baseline
 
 

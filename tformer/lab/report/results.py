@@ -6,20 +6,20 @@ import math
 import os
 import pathlib
 import shlex
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tformer import config
-from tformer.config import Config, json_files, renamed
+from tformer.config import Config, json_files
 from tformer.errors import UserError
 from tformer.evaluation import predictions
-from tformer.lab.sweep import manifest, trials
+from tformer.lab.sweep import jobs, manifest, trials
 from tformer.lab.sweep.overrides import SEED
 from tformer.training import checkpoint, digests, workdir, writers
 
-DONE, FAILED, UNFINISHED, UNREADABLE = 'done', 'failed', 'unfinished', 'unreadable'
+DONE, FAILED, UNFINISHED, UNREADABLE, PRUNED = 'done', 'failed', 'unfinished', 'unreadable', 'pruned'
 FACTS = ('step', 'parameters', 'averaged_checkpoints')  # entries of a split in result.json that are not metrics
 
 
@@ -33,7 +33,7 @@ class Run:
     file: str  # the config file in its workdir that `tformer train` takes
     stated: Config  # its config before it is resolved, if known
     config: Config  # the resolved config, if it exists
-    state: str  # 'done', 'failed', 'unfinished' or, if a file of it is damaged, 'unreadable'
+    state: str  # 'done', 'failed', 'unfinished', 'pruned' or, if a file of it is damaged or of another, 'unreadable'
     error: str | None  # the line that says why it failed, or which file cannot be read
     scores: Mapping[str, float]  # of the last evaluations, e.g. 'test/loss'; a value may be nan
     scored: Mapping[str, int]  # by split, the step of the checkpoint that was scored
@@ -42,6 +42,7 @@ class Run:
     seconds: float | None  # that it ran, over all its starts; None if unknown
     is_searched: bool = False  # an arm may have been chosen by it, so it decides nothing
     imported: bool = False  # whether of another program, so that its configs say nothing of it
+    has_ended: bool = True  # it has a result or an error, or is pruned before it began
 
     def curve(self, name: str) -> tuple[list[int], list[float]]:
         """Returns (steps, values) of a number in metrics.jsonl; nan if it was not finite."""
@@ -101,7 +102,7 @@ class Results:
     @property
     def ended(self) -> bool:
         """Whether every declared run has ended, so that the number of seeds does not depend on results."""
-        return not any(run.state == UNFINISHED or run.is_searched for run in self.runs)
+        return all(run.has_ended and not run.is_searched for run in self.runs)
 
     def difference(self, arm: str, baseline: str) -> dict[str, tuple[Any, Any]]:
         """Returns the fields in which an arm differs, except the seed: {field: (baseline's value, arm's value)}."""
@@ -200,18 +201,13 @@ def read_several(directories: Sequence[str | pathlib.Path]) -> Results:
 def _listed(home: pathlib.Path) -> list[Run]:
     """Returns the trials that a sweep's list names."""
     file = home / manifest.LIST
-    listed, seconds = json_files.read(file), manifest.times(home)
+    listed, seconds, pruned = json_files.read(file), manifest.times(home), jobs.pruned(home)
     try:
-        base = config.from_dict(listed['base'])
-        stated = [
-            config.override(base, {renamed.current(name): value for name, value in entry['overrides'].items()})
-            for entry in listed['trials']
-        ]
+        base, fields, imported = listed['base'], manifest.varied(listed), 'imported' in listed
         runs = [
-            _run(home / entry['directory'], home, entry['name'], trial, entry['off_percent'], seconds)
-            for entry, trial in zip(listed['trials'], stated, strict=True)
+            _run(home / entry['directory'], home, entry['name'], stated, _Listed(entry, base, fields, seconds, pruned))
+            for entry, stated in zip(listed['trials'], manifest.stated(listed), strict=True)
         ]
-        imported = 'imported' in listed
         return [
             dataclasses.replace(run, is_searched=bool(entry.get('searched')), imported=imported)
             for entry, run in zip(listed['trials'], runs, strict=True)
@@ -235,18 +231,33 @@ def _found(home: pathlib.Path) -> tuple[list[Run], list[str]]:
     return [_run(file.parent, home, trials.arm_name(first, own), own) for file, own in configs.items()], damaged
 
 
+class _Listed(NamedTuple):
+    """What a sweep's list says of a trial."""
+
+    entry: Mapping[str, Any]
+    base: Mapping[str, Any]
+    varied: Collection[str]  # fields of the list
+    seconds: Mapping[str, float]  # of all trials
+    pruned: Collection[str]  # arms that are not to begin
+
+
 def _run(
-    place: pathlib.Path, home: pathlib.Path, arm: str, stated: Config,
-    mismatch_percent: Mapping[str, float] | None = None, seconds: Mapping[str, float] | None = None,
+    place: pathlib.Path, home: pathlib.Path, arm: str, stated: Config, listed: _Listed | None = None
 ) -> Run:  # fmt: skip
-    """Returns a run in `place`; a trial that a sweep's list names has its mismatch and the seconds of all."""
     directory, resolved = place.relative_to(home).as_posix(), place / 'config.json'
     done, final, log = trials.is_done(place), stated, list[dict[str, Any]]()
     scored: tuple[dict[str, float], dict[str, int]] = {}, {}
+    has_ended = done
     try:
         error = None if done else trials.error_of(place)
-        state = DONE if done else UNFINISHED if error is None else FAILED
-        final = workdir.read_config(place) if resolved.exists() else stated
+        state = DONE if done else FAILED if error is not None else UNFINISHED
+        if state == UNFINISHED and listed and arm in listed.pruned and not resolved.exists():
+            state = PRUNED
+        has_ended = state != UNFINISHED
+        begun = workdir.read_config(place) if resolved.exists() else None
+        if listed:
+            manifest.expect(place, begun, listed.entry, listed.base, listed.varied)
+        final = begun or stated
         found, log = _scored(place), writers.read(place)
         for split in found[1]:
             digests.expect(place, predictions.place(place, split).name)
@@ -258,15 +269,16 @@ def _run(
         arm,
         stated.train.seed,
         directory,
-        resolved.name if mismatch_percent is None else trials.STATED,
+        resolved.name if listed is None else trials.STATED,
         stated,
         final,
         state,
         error,
         *scored,
         log,
-        mismatch_percent or {},
-        (seconds or {}).get(directory),
+        listed.entry['off_percent'] if listed else {},
+        listed.seconds.get(directory) if listed else None,
+        has_ended=has_ended,
     )
 
 

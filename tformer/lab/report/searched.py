@@ -76,24 +76,30 @@ class Searched:
 
 
 def search(results: Results) -> Searched | None:
-    """Returns the search of a directory of runs; None if it was none, or its list cannot be read."""
+    """Returns the search of a directory of runs; None if it was none. Raises a `UserError` if its list is damaged."""
     file = results.home / search_jobs.LIST
     if not file.is_file() or not results.searched:
         return None
     try:
-        listed = json_files.read(file)
-        stated, steps, drawn = listed['search'], listed['steps'], listed['draws']
-        metric, lower = stated['metric'], metrics.lower_is_better(stated['metric'])
-        rule = stated['rungs'][0] if stated['rungs'] else None
-        runs = {name: [run for run in results.searched if run.arm == name] for name in (x.get('arm') for x in drawn)}
-        arms, seen = [], set()
-        for number, draw in enumerate(drawn):
-            if draw.get('arm') is None or draw['arm'] not in seen:
-                arms.append(_arm(number, draw, runs.get(draw.get('arm'), []), metric, results.home, steps))
-            seen.add(draw.get('arm'))
-        sampler, space = stated['sampler'], {field: _distribution(of) for field, of in stated['space'].items()}
-    except (UserError, LookupError, TypeError, AttributeError):
-        return None
+        return _search(results, file, json_files.read(file))
+    except UserError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f'{file} is not the list of a search: {error}') from error
+
+
+def _search(results: Results, file: pathlib.Path, listed: Mapping[str, Any]) -> Searched:
+    stated, steps, drawn = listed['search'], listed['steps'], listed['draws']
+    metric, lower = stated['metric'], metrics.lower_is_better(stated['metric'])
+    rule = stated['rungs'][0] if stated['rungs'] else None
+    sampler, space = stated['sampler'], {field: _distribution(of) for field, of in stated['space'].items()}
+    search_jobs.check_draws(file, [draw['overrides'] for draw in drawn], space)
+    runs = {name: [run for run in results.searched if run.arm == name] for name in (x.get('arm') for x in drawn)}
+    arms, seen = [], set()
+    for number, draw in enumerate(drawn):
+        if draw.get('arm') is None or draw['arm'] not in seen:
+            arms.append(_arm(number, draw, runs.get(draw.get('arm'), []), metric, results.home, steps))
+        seen.add(draw.get('arm'))
     sign = 1 if lower else -1
     ranked = sorted(arms, key=lambda arm: (-arm.rung, math.isnan(arm.value), sign * arm.value))
     ranked.sort(key=lambda arm: math.isnan(arm.value))

@@ -58,7 +58,7 @@ def _exported(
         name = re.sub(r'\W+', '-', f'{kind} {which}'.strip())
         files[place / f'{name}.svg'] = drawing.standalone(svg)
         files |= {place / f'{name}.{form}': plots.file(report, kind, which, form) for form in drawing.FORMS}
-    for table in tables.tables(render.markdown(report, most=None, page=True)):
-        files[place / f'{table.name}.csv'] = tables.csv_text(table)
-        files[place / f'{table.name}.tex'] = tables.latex(table)
+    for exact, form, text in ((True, 'csv', tables.csv_text), (False, 'tex', tables.latex)):
+        for table in tables.tables(render.markdown(report, most=None, page=True, exact=exact)):
+            files[place / f'{table.name}.{form}'] = text(table)
     return files

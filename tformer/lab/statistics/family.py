@@ -213,10 +213,11 @@ def _fit(values: np.ndarray, design: np.ndarray, arms: int) -> _Fit:
     if arms == design.shape[1]:  # exact, so that an arm does not see rounding of another that diverged
         inverse = np.diag(1 / np.diag(products))
     else:
-        inverse = np.linalg.pinv(products)
+        cut = len(products) * np.finfo(float).eps  # rounding of the value that is 0: arms and seeds share a constant
+        inverse = np.linalg.pinv(products, rcond=cut, hermitian=True)
     effects = values @ design @ inverse
     residuals = values - effects @ design.T
-    leverage = np.einsum('np,pq,nq->n', design, inverse, design)
+    leverage = (design @ inverse * design).sum(-1)
     contrasts = np.concatenate([-np.ones((arms - 1, 1)), np.eye(arms - 1)], 1)
     return _Fit(
         effects[..., 1:arms] - effects[..., :1],

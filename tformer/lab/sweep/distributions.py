@@ -26,7 +26,11 @@ class Range:
         # An integer stands for the numbers that are rounded to it.
         low, high = (self.low - 0.5, self.high + 0.5) if self.whole else (self.low, self.high)
         value = low * (high / low) ** share if self.log else low + (high - low) * share
-        return min(max(round(value), int(self.low)), int(self.high)) if self.whole else rounded(value)
+        return min(max(round(value), int(self.low)), int(self.high)) if self.whole else self.within(value)
+
+    def within(self, value: float) -> float:
+        """Returns 4 digits of a number, or the end of the range that they would leave."""
+        return float(min(max(rounded(value), self.low), self.high))
 
 
 @dataclasses.dataclass(frozen=True)

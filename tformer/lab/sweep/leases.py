@@ -168,6 +168,11 @@ class Leases:
         """Returns whether a process holds a lease, this one or another that is not known to be gone."""
         return name in self._listed and not self._is_open(name, self.read(name))
 
+    def is_near(self, name: str) -> bool:
+        """Returns whether the holder of a lease is of this host, so that it is known at once whether it lives."""
+        found = self.read(name)
+        return found.holder is not None and found.holder.host == self.holder.host
+
     def names(self) -> list[str]:
         """Returns the names of all leases, held or free."""
         return list(self._listed)

@@ -4,18 +4,21 @@ The list is written whole by whoever decides in the directory at the time, so th
 """
 
 import json
+import operator
 import pathlib
 import secrets
 import shlex
 import signal
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tformer import atomic, checks, config
-from tformer.config import Config, json_files
+from tformer.config import Config, json_files, renamed
 from tformer.errors import Stopped, UserError
 from tformer.lab.sweep import leases
 from tformer.lab.sweep.leases import Lease, Leases
+from tformer.lab.sweep.overrides import SEED
 from tformer.lab.sweep.trials import STATED, Trial, clear_error
 
 LIST = 'sweep.json'
@@ -33,7 +36,7 @@ def check(trials: Sequence[Trial], home: pathlib.Path) -> None:
             if (place / STATED).read_text(errors='replace') == _stated(trial):  # quickly seen, of hundreds
                 continue
             before = checks.settled(config.from_json(place / STATED))
-            if changed := config.difference(before, trial.config):
+            if changed := _difference(before, trial.config):
                 field, (old, new) = next(iter(changed.items()))
                 more = f' and {len(changed) - 1} more fields' if len(changed) > 1 else ''
                 fields = f'{field} ({old!r} there, {new!r} here){more}'
@@ -57,14 +60,30 @@ def claim(base: Config, trials: Sequence[Trial], home: pathlib.Path, arguments: 
     except UserError as error:
         print(f'{error}; it is written anew, without the seconds that its trials have run', flush=True)
         seconds = {}
-    gone = sorted(seconds.keys() - {trial.directory for trial in trials})
-    if gone := [name for name in gone if (home / name).is_dir()]:
+    gone = [entry['directory'] for entry in _dropped(trials, home)]
+    if gone := sorted(name for name in gone if (home / name).is_dir()):
         print(f'no longer in the sweep, but still in {home}: {", ".join(gone)}', flush=True)
     for trial in trials:
         _state(trial, home)
     write(base, trials, home, seconds)
     if arguments is not None:
         atomic.write(home / COMMAND, shlex.join(['tformer', 'sweep', *arguments]) + '\n')
+
+
+def _dropped(trials: Sequence[Trial], home: pathlib.Path) -> list[dict[str, Any]]:
+    """Returns the entries of the list that are of none of these trials; [] if it cannot be read."""
+    kept = {trial.directory for trial in trials}
+    try:
+        return [entry for entry in json_files.read(home / LIST)['trials'] if entry['directory'] not in kept]
+    except (UserError, OSError, LookupError, TypeError):
+        return []
+
+
+def _lacks(trials: Sequence[Trial], home: pathlib.Path) -> bool:
+    """Returns whether the list has trials that these lack, other than those that a search adds while it runs."""
+    dropped = _dropped(trials, home)
+    drawn = {entry.get('name') for entry in dropped if entry.get('searched')}
+    return any(entry.get('name') not in drawn for entry in dropped)
 
 
 def enter(
@@ -78,27 +97,33 @@ def enter(
     """Claims the directory above `held`; returns the lease that says that a command runs its sweep.
 
     If no other does, trials that failed are to run again, unless this one `joins`. While another process decides there
-    it waits, until there are `requests` to stop.
+    it waits, until there are `requests` to stop; so it does until a host that is silent counts as dead, if the list
+    that it left has other trials.
 
     Raises:
-      UserError: as `check`.
+      UserError: as `check`, or another command runs a sweep of other trials there.
       Stopped: on request.
     """
-    home, waited = held.directory.parent, 0
+    home, waited, began = held.directory.parent, 0, time.monotonic()
     while not requests:
         with leases.deciding(held.directory, patience=1.0) as decides:
-            if decides:
+            held.look()
+            others = [name for name in held.names() if held.is_held(name)]
+            is_other = bool(others) and _lacks(trials, home)
+            if decides and not is_other:
                 claim(base, trials, home, arguments)
-                return _session(trials, held, joins)
-        if (waited := waited + 1) == TELL_AFTER:
+                return _session(trials, held, joins, bool(others))
+        if is_other:
+            if any(map(held.is_near, others)) or time.monotonic() - began > leases.PATIENCE + 1:
+                raise UserError(f'{home} is swept by another command with other trials; use a fresh --workdir')
+            time.sleep(1.0)
+        elif (waited := waited + 1) == TELL_AFTER:
             lock = held.directory / 'lock'
             print(f'waiting for {lock}, which another process holds; `fuser` names it if it is halted', flush=True)
     raise Stopped(f'{signal.Signals(requests[0]).name}: nothing has begun; run the same command again')
 
 
-def _session(trials: Sequence[Trial], held: Leases, joins: bool) -> Lease | None:
-    held.look()
-    others = [name for name in held.names() if held.is_held(name)]
+def _session(trials: Sequence[Trial], held: Leases, joins: bool, others: bool) -> Lease | None:
     if not joins and not others:
         for trial in trials:
             clear_error(held.directory.parent / trial.directory)
@@ -136,6 +161,76 @@ def write(base: Config, trials: Sequence[Trial], home: pathlib.Path, seconds: Ma
     """Writes the list of a sweep, from which reports are made without the sweep file."""
     rounded = {directory: round(spent, 2) for directory, spent in seconds.items()}
     _write(home / LIST, {'base': config.to_dict(base), 'trials': list(map(_entry, trials)), 'seconds': rounded})
+
+
+def stated(listed: Mapping[str, Any]) -> list[Config]:
+    """Returns the config of each trial of a list, before it is resolved."""
+    base = config.from_dict(listed['base'])
+    return [_of_entry(base, entry) for entry in listed['trials']]
+
+
+def _of_entry(base: Config, entry: Mapping[str, Any]) -> Config:
+    return config.override(base, {renamed.current(name): value for name, value in entry['overrides'].items()})
+
+
+def varied(listed: Mapping[str, Any]) -> set[str]:
+    """Returns the dotted fields in which the trials of a list differ from its base."""
+    return {SEED, *(renamed.current(name) for entry in listed['trials'] for name in entry.get('overrides', ()))}
+
+
+def expect(
+    place: pathlib.Path,
+    resolved: Config | None,
+    entry: Mapping[str, Any],
+    base: Mapping[str, Any] | None,
+    fields: Iterable[str],
+) -> None:
+    """Raises a `UserError` if a workdir is not of the trial that the list has there, as one that was moved or edited.
+
+    Args:
+      place: the workdir. Without the config of a trial it is taken as it is.
+      resolved: its config.json; None: there is none yet.
+      entry: of the list, and the `base` that the list has.
+      fields: `varied`; of the resolved config only these are compared, because others are derived.
+    """
+    tree = json_files.read_if_there(place / STATED)
+    if base and tree and config.digest_tree(tree) != entry.get('config_digest'):
+        here, there = _settled(config.from_json(place / STATED)), _settled(_of_entry(config.from_dict(base), entry))
+        _refuse_differing(place / STATED, _difference(here, there))
+    if resolved is None:
+        return
+    pairs = {field: (operator.attrgetter(field)(resolved), _value(tree, field)) for field in sorted(fields)}
+    _refuse_differing(place / 'config.json', {field: each for field, each in pairs.items() if not _is_kept(*each)})
+
+
+def _difference(before: Config, after: Config) -> dict[str, tuple[Any, Any]]:
+    """Returns the fields in which a trial became another one; who is told its metrics changes none."""
+    return {field: each for field, each in config.difference(before, after).items() if field != 'train.trackers'}
+
+
+def _refuse_differing(file: pathlib.Path, changed: Mapping[str, tuple[Any, Any]]) -> None:
+    for field, (here, there) in changed.items():
+        raise UserError(f'{file} is not of the trial that {LIST} has there: {field} is {here!r} here, {there!r} there')
+
+
+def _settled(stated: Config) -> Config:
+    try:
+        return checks.settled(stated)
+    except UserError:  # it needs an extension
+        return stated
+
+
+def _value(tree: Mapping[str, Any], field: str) -> Any:
+    section, _, name = field.partition('.')
+    found = tree.get(section)
+    value = found.get(name) if isinstance(found, Mapping) else None
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _is_kept(resolved: Any, stated: Any) -> bool:
+    """Returns whether a resolved value may be of what was stated: None and shares of the run stand for others."""
+    is_share = isinstance(stated, float) and isinstance(resolved, int)
+    return resolved == stated or resolved is None or stated is None or is_share
 
 
 def _entry(trial: Trial) -> dict[str, Any]:

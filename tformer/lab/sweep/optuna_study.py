@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tformer.errors import UserError
-from tformer.lab.sweep.distributions import Choice, Distribution, Range, rounded
+from tformer.lab.sweep.distributions import Choice, Distribution, Range
 from tformer.lab.sweep.overrides import Overrides
 from tformer.lab.sweep.rungs import Arm
 
@@ -246,7 +246,7 @@ def _evenly(of: Distribution) -> Distribution:
 
 def _within(of: Distribution, value: Any) -> Any:
     """Returns what is tried of a value that was asked for: numbers in 4 digits."""
-    return min(max(rounded(value), of.low), of.high) if isinstance(of, Range) and not of.whole else value
+    return of.within(value) if isinstance(of, Range) and not of.whole else value
 
 
 def _written(of: Distribution, value: Any) -> Any:

@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from tformer.errors import UserError
+from tformer.lab.sweep.overrides import MOST
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,10 +36,14 @@ class Rule:
     reduction: int = 3
 
     def __post_init__(self) -> None:
+        rule = type(self).__name__.lower()
+        for name, number in dataclasses.asdict(self).items():
+            if type(number) is not int or number > MOST:
+                raise UserError(f'{rule}: {name}={number!r} is not an integer up to {MOST:,}')
         if self.rungs < 1:
-            raise UserError(f'{type(self).__name__.lower()}: rungs={self.rungs} must be positive')
+            raise UserError(f'{rule}: rungs={self.rungs} must be positive')
         if self.reduction < 2:
-            raise UserError(f'{type(self).__name__.lower()}: reduction={self.reduction} must be at least 2')
+            raise UserError(f'{rule}: reduction={self.reduction} must be at least 2')
 
     def shares(self) -> list[float]:
         """Returns the shares of the run after which the rungs before the end are."""
@@ -51,7 +56,7 @@ class Rule:
           UserError: no evaluation is early enough.
         """
         found = {eval_every * math.ceil(share * num_steps / eval_every) for share in self.shares()}
-        if not (early := sorted(step for step in found if step < num_steps)):
+        if not (early := sorted(step for step in found if 0 < step < num_steps)):
             line = f'one each {eval_every} steps of {num_steps}; set train.eval_every'
             raise UserError(f'rungs need earlier evaluations: {line}')
         return (*early, num_steps)

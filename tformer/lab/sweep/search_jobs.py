@@ -10,7 +10,7 @@ import json
 import math
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from tformer import atomic, config
@@ -230,7 +230,16 @@ def read(home: pathlib.Path, search: Search) -> list[Overrides]:
         if there.get(name) != value:
             values = f'{name} is {there.get(name)!r} there, {value!r} here'
             raise UserError(f'{home} holds another search: {values}; use a fresh --workdir')
+    check_draws(file, listed, search.space)
     return [_typed(each, search) for each in listed]
+
+
+def check_draws(file: pathlib.Path, drawn: Sequence[Overrides], space: Collection[str]) -> None:
+    """Raises a `UserError` if a draw of the list in `file` is not of the fields of the space."""
+    for number, each in enumerate(drawn, start=1):
+        for field in sorted(each.keys() ^ set(space)):
+            what = f'has {field}, which is not in the space' if field in each else f'lacks {field}'
+            raise UserError(f'{file} is not the list of a search: draw {number} {what}')
 
 
 def _typed(drawn: Overrides, search: Search) -> Overrides:

@@ -18,7 +18,7 @@ from tformer.lab.sweep.declaration import Sweep
 from tformer.lab.sweep.matching import Match
 from tformer.lab.sweep.overrides import SEED, Overrides
 from tformer.lab.sweep.searches import Search
-from tformer.training import workdir
+from tformer.training import trackers, workdir
 
 BASELINE = 'baseline'
 STATED = 'trial.json'  # a trial's config in its workdir, before it is resolved into config.json
@@ -112,6 +112,7 @@ def trials(base: Config, arms: Sequence[Overrides], match: Sequence[Match] | Mat
             name = arm_name(baseline := baseline or stated, stated)
             settled = checks.settle(stated, arm, functools.partial(_tell, told, name))
             checks.check(settled)
+            trackers.kinds(settled)
         except UserError as error:
             raise UserError(f'arm {number} of {len(arms)}: {error}') from error
         made.setdefault(settled, Trial(name, stated.train.seed, _changes(base, stated), settled, {}))
