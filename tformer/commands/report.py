@@ -21,6 +21,7 @@ from tformer.lab.report import report_data, results, write
 SHARED_FLAGS = ('metric', 'baseline', 'alpha', 'reach', 'timing')
 FLAGS: dict[str, commands.Flag] = {'export': ('string', None, 'a directory for each plot and each table as files')}
 ARGUMENTS = 'DIR...'
+ENVIRONMENT = {'OPENBLAS_NUM_THREADS': '1'}  # its threads take longer to meet than the products of a report
 
 
 def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) -> None:
