@@ -19,7 +19,7 @@ import numpy as np
 
 from tformer import config as config_lib
 from tformer.config import Config, Data, json_files
-from tformer.config.tasks import TASKS
+from tformer.config.tasks import HEADS, TASKS
 from tformer.data.tokenizers.hub_tokenizer import HubTokenizer
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.errors import UserError, choose, nearest
@@ -133,6 +133,9 @@ class HubDirectory:
         missing = {*heads.TASK_HEADS} - {rule.head for rule in models.FAMILIES[self.family].rules}
         if family not in TASKS[found].families or TASKS[found].head in missing:
             raise UserError(f'config.json: architectures={name} has no counterpart in {self.family}')
+        if found == 'question_answering' and family == 'encoder_decoder':
+            reads = "its decoder reads the text one place later, and a run's does not"
+            raise UserError(f'config.json: architectures={name} has no counterpart: {reads}')
         return found
 
     def _of_rows(self) -> str:
@@ -169,7 +172,8 @@ class HubDirectory:
         length = min(Data.length, model.max_len)
         if self.adapter is not None:
             model, _ = adapters.with_adapters(self.adapter, self.family, resolve_model(model))
-        framing = special_tokens.framing(self.path, self.hub_config, self.generation, self.tokenizers, model.family)
+        head, given = HEADS[TASKS[self.objective].head], (self.path, self.hub_config, self.generation, self.tokenizers)
+        framing = special_tokens.framing(*given, model.family, judged=head.pools and not head.vocabulary)
         decoding, lost = generation.decode_fields(
             self.generation, self.hub_config, model, len(framing['data.start']), self.tokenizers.target
         )
