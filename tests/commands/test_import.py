@@ -157,12 +157,15 @@ def test_a_checkpoint_in_bfloat16_stays_so_and_one_in_float16_is_widened(tmp_pat
 
 
 def test_a_checkpoint_without_a_head_is_exported_and_has_vectors_and_is_not_scored(
-    tmp_path: pathlib.Path, monkeypatch
+    tmp_path: pathlib.Path, monkeypatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tensors = references.load('bert').tensors
     base = {name: value for name, value in tensors.items() if name.startswith('bert.')}
-    hub_directories.write(tmp_path / 'hub', 'bert', tensors=base, architectures=['BertModel'])
-    import_hub(str(tmp_path / 'hub'), tmp_path / 'run')
+    for named in ('BertForMaskedLM', 'BertModel'):
+        hub_directories.write(tmp_path / 'hub', 'bert', tensors=base, architectures=[named])
+        import_hub(str(tmp_path / 'hub'), tmp_path / ('other' if named != 'BertModel' else 'run'))
+        said = capsys.readouterr().err
+        assert (f'architectures={named}, but it has no tensors of head: only embed' in said) == (named != 'BertModel')
     with pytest.raises(UserError, match=r'was imported without head, which train\.objective=masked_lm needs'):
         Run.load(tmp_path / 'run')
     export(tmp_path / 'run', tmp_path / 'out')

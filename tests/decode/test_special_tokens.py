@@ -216,7 +216,7 @@ def test_a_class_of_two_stacks_whose_text_does_not_end_with_eos_is_refused(tmp_p
     known = [(name, made.token_to_id(name)) for name in ('</s>', '<pad>')]
     made.post_processor = processors.TemplateProcessing('$A </s> <pad>', special_tokens=known)
     read = Tokenizers(None, HubTokenizer(made.to_str().encode()))
-    with pytest.raises(UserError, match='puts eos, bos behind a text; of a head of texts it must be eos$'):
+    with pytest.raises(UserError, match=r'puts eos, bos behind a text; of a head of texts it must be eos$'):
         hub_special_tokens.framing(tmp_path, {'model_type': 't5'}, {}, read, 'encoder_decoder', judged=True)
 
 

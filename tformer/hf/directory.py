@@ -99,18 +99,28 @@ class HubDirectory:
         """The names of the classes in the order of their ids, where the model has a head with classes."""
         if not TASKS[self.objective].classes_from_data or not TASKS[self.objective].classes:
             return ()
-        given, number = self.hub_config.get('id2label'), self._num_labels
+        given, number = self._head_config.get('id2label'), self._num_labels
         if not isinstance(given, Mapping) or sorted(given) != sorted(map(str, range(number))):
             return tuple(f'LABEL_{index}' for index in range(number))
-        return tuple(str(given[str(index)]) for index in range(number))
+        names = tuple(str(given[str(index)]) for index in range(number))
+        if len({*names}) < number:
+            twice = next(name for name in names if names.count(name) > 1)
+            raise UserError(f'config.json: id2label names two classes {twice!r}; each must have its own name')
+        return names
+
+    @functools.cached_property
+    def _head_config(self) -> Mapping[str, Any]:
+        """The fields of config.json; those of one beside the adapters come first."""
+        own = json_files.read_if_there(self.adapter / 'config.json') if self.adapter else {}
+        return {**self.hub_config, **own}
 
     @functools.cached_property
     def _num_labels(self) -> int:
         """The number of classes: that of the adapters' head where they have one, else that of config.json."""
         if self.adapter and (own := adapters.num_classes_of(self.adapter, self.family)):
             return own
-        given = self.hub_config.get('id2label')
-        number = self.hub_config.get('num_labels', len(given) if isinstance(given, Mapping) else 2)
+        given = self._head_config.get('id2label')
+        number = self._head_config.get('num_labels', len(given) if isinstance(given, Mapping) else 2)
         if type(number) is not int or not 0 < number < 1_000_000:
             raise UserError(f'config.json: num_labels={number!r} is not a number of classes')
         return number
@@ -140,7 +150,7 @@ class HubDirectory:
 
     def _of_rows(self) -> str:
         """Returns the objective of a head of sequences: of numbers also where there is one label."""
-        kind = self.hub_config.get('problem_type')
+        kind = self._head_config.get('problem_type')
         if kind not in (None, 'regression', 'single_label_classification'):
             raise UserError(
                 f'config.json: problem_type={kind!r} has no counterpart; valid: single_label_classification'

@@ -1,5 +1,6 @@
 """The special tokens that a hub's model was trained with, as fields of a run."""
 
+import json
 import pathlib
 import sys
 from collections.abc import Mapping
@@ -141,6 +142,18 @@ def _as_judged(directory: pathlib.Path, fields: Mapping[str, Any]) -> dict[str, 
 def _around(directory: pathlib.Path, settings: Mapping[str, Any], tokenizer: Tokenizer) -> Around | None:
     """Returns the ids that a tokenizer puts in front of a text and behind it, and between two, as tokenizer_config.json
     says or its own file does; None where there is neither."""
+    before, after, between = around_of(tokenizer, str(directory))
+    if isinstance(ends := settings.get('add_eos_token'), bool):
+        after = [tokenizer.specials.eos] if ends else []
+    if isinstance(added := settings.get('add_bos_token'), bool):
+        before = [tokenizer.specials.bos] if added else []
+        return Around(before, after, [*after, *before])
+    known = json.loads(tokenizer.dump()).get('post_processor') or (directory / 'tokenizer.json').is_file()
+    return Around(before, after, between) if known else None
+
+
+def around_of(tokenizer: Tokenizer, where: str) -> Around:
+    """Returns the ids that the file of a tokenizer puts around texts; raises a `UserError` if it cannot be read."""
     import tokenizers
 
     try:
@@ -151,19 +164,13 @@ def _around(directory: pathlib.Path, settings: Mapping[str, Any], tokenizer: Tok
         pair = made.encode('a', 'a')
     except Exception as error:  # the library raises plain Exceptions
         reason = ' '.join(str(error).split())[:200]
-        raise UserError(f'{directory}: the tokens around a text cannot be read: {reason}') from error
+        raise UserError(f'{where}: the tokens around a text cannot be read: {reason}') from error
     places = [i for i in range(len(whole) - len(plain) + 1) if whole[i : i + len(plain)] == plain]
     before, after = (whole[: places[0]], whole[places[0] + len(plain) :]) if places else ([], [])
-    if isinstance(ends := settings.get('add_eos_token'), bool):
-        after = [tokenizer.specials.eos] if ends else []
-    if isinstance(added := settings.get('add_bos_token'), bool):
-        before = [tokenizer.specials.bos] if added else []
-        return Around(before, after, [*after, *before])
-    known = made.post_processor is not None or (directory / 'tokenizer.json').is_file()
     around = [*before, *plain], [*plain, *after]
     between = pair.ids[len(around[0]) : len(pair.ids) - len(around[1])]
     same = pair.ids == [*around[0], *between, *around[1]]
-    return Around(before, after, between if same else None) if known else None
+    return Around(before, after, between if same else None)
 
 
 def _written(directory: pathlib.Path, settings: Mapping[str, Any], tokenizer: Tokenizer) -> tuple[str, ...]:
