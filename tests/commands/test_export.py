@@ -224,7 +224,9 @@ def test_a_classifier_goes_out_with_a_tokenizer_that_writes_what_it_reads(fields
     assert around_of_text == template.read(text)['inputs'].tolist()
     pair = found.encode('a', 'a')
     assert pair.ids == template.read(text, text)['inputs'].tolist()
-    if 'model.num_token_types' in fields:
+    typed = 'model.num_token_types' in fields
+    assert ('token_type_ids' in json.loads(files['tokenizer_config.json'])['model_input_names']) == typed
+    if typed:
         assert pair.type_ids == template.read(text, text)['token_types'].tolist()
     elif {*around_of_text} != {*map(int, text)}:
         assert not any(pair.type_ids)

@@ -94,11 +94,17 @@ def tokenizer_files(config: Config, tokenizers: Tokenizers) -> dict[str, bytes] 
     else:
         return None
     settings = {'tokenizer_class': 'PreTrainedTokenizerFast', 'model_max_length': config.model.max_len}
+    types = ['token_type_ids'] if _types(config) > 1 else []
+    settings['model_input_names'] = ['input_ids', *types, 'attention_mask']
     settings |= dict(chat.variables_of(read))
     settings['clean_up_tokenization_spaces'] = False
     if tokenizers.own_chat or TASKS[config.train.objective].records == 'chat':
         settings |= chat_templates.settings_of(tokenizers.chat)
     return {'tokenizer.json': stored, 'tokenizer_config.json': _json(settings)}
+
+
+def _types(config: Config) -> int:
+    return config.model.num_token_types or 1
 
 
 def _judges(config: Config) -> bool:
@@ -120,7 +126,7 @@ def _around(config: Config, tokenizer: Tokenizer) -> special_tokens.Around:
 def _framed(stored: str, config: Config, tokenizer: Tokenizer, around: special_tokens.Around) -> str:
     """Returns a tokenizer.json that puts the run's special tokens around a text, or two."""
     before, after, between = (list(map(tokenizer.piece, ids or ())) for ids in around)
-    return vocabularies.framed(stored, before, after, between, typed=(config.model.num_token_types or 1) > 1)
+    return vocabularies.framed(stored, before, after, between, typed=_types(config) > 1)
 
 
 def reads_otherwise(config: Config) -> bool:

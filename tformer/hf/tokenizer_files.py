@@ -66,7 +66,7 @@ def _added(directory: pathlib.Path, settings: Json) -> list[vocabularies.Added]:
     for index, token in (settings.get('added_tokens_decoder') or {}).items():
         flags = {name: bool(token.get(name)) for name in ('special', 'normalized', 'lstrip', 'rstrip', 'single_word')}
         found[token['content']] = vocabularies.Added(token['content'], int(index), config, flags)
-    return sorted(found.values(), key=lambda each: each.index)
+    return sorted(found.values(), key=lambda each: each.number)
 
 
 def _words(directory: pathlib.Path, settings: Json) -> tuple[str]:

@@ -175,7 +175,7 @@ class Added(NamedTuple):
     """A token that a file adds to a vocabulary."""
 
     content: str
-    index: int
+    number: int
     file: pathlib.Path
     flags: Mapping[str, bool]  # of the library's `AddedToken`
 
@@ -193,8 +193,8 @@ def with_added(text: str, tokens: Sequence[Added]) -> str:
     for token in tokens:
         known = made.token_to_id(token.content)
         size = made.get_vocab_size(with_added_tokens=True)
-        if token.index != (expected := size if known is None else known):
-            said = f'{token.content!r} has the id {token.index}, and the vocabulary gives it {expected}'
+        if token.number != (expected := size if known is None else known):
+            said = f'{token.content!r} has the id {token.number}, and the vocabulary gives it {expected}'
             raise UserError(f'{token.file}: {said}')
         if known is None:
             add = made.add_special_tokens if token.flags['special'] else made.add_tokens
