@@ -43,6 +43,7 @@ OTHER: dict[str, Any] = {  # a value besides the default, where none follows fro
     'data.start': ('eos',),
     'data.source_start': ('bos',),
     'data.source_end': ('sep',),
+    'data.end': ('sep',),
     'model.pooling': 'last',
     'model.pooler_activation': 'relu',
     'optimizer.decayed_roles': ('kernel',),

@@ -48,10 +48,12 @@ def test_the_model_is_theirs_and_how_it_is_computed_is_ours(tmp_path: pathlib.Pa
 def test_tokens_around_a_text_are_theirs(tmp_path: pathlib.Path) -> None:
     theirs = lender(
         tmp_path / 'gpt2', train__objective='causal_lm', data__start=(), data__bidirectional_prefix=False,
-        data__length=99,
+        data__length=99, data__end=(), data__separator=(),
     )  # fmt: skip
     data = settled(theirs, train__objective='seq2seq').data
     assert (data.start, data.bidirectional_prefix, data.length) == ((), False, 16)
+    data = settled(theirs).data
+    assert (data.start, data.end, data.separator) == ((), (), ())
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pathlib
 import re
 import signal
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,12 +24,14 @@ from tformer import config, hf
 from tformer.commands.export import export
 from tformer.commands.import_ import HUB, import_hub
 from tformer.commands.run import Run
+from tformer.data.examples.special_tokens import template_of
 from tformer.data.tokenizers.hub_tokenizer import HubTokenizer
 from tformer.data.tokenizers.subwords import SentencePiece
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.distributed.sharding import unboxed
 from tformer.errors import UserError
 from tformer.hf import adapters, card, convert, safetensors, vocabularies
+from tformer.hf.directory import open_hub
 from tformer.layers.linear import merge_lora
 from tformer.layers.resolved import resolve_model
 from tformer.model import build
@@ -194,6 +197,58 @@ def test_of_two_tokenizers_the_one_that_reads_is_exported() -> None:
     assert files is not None
     found = HubTokenizer(files['tokenizer.json'])
     assert found.encode('abab') == source.encode('abab') != target.encode('abab')
+
+
+@pytest.mark.parametrize('bare', [False, True])
+@pytest.mark.parametrize(
+    'fields',
+    [
+        {'model.family': 'decoder'},
+        {'model.family': 'decoder', 'data.start': (), 'data.end': (), 'data.separator': ()},
+        {'model.family': 'encoder', 'data.separator': ('sep', 'sep')},
+        {'model.family': 'encoder', 'model.num_token_types': 2},
+    ],
+)
+def test_a_classifier_goes_out_with_a_tokenizer_that_writes_what_it_reads(fields: dict[str, Any], bare: bool) -> None:
+    import tokenizers
+
+    run = config.override(config.Config(), {'train.objective': 'classification', 'train.num_steps': 1, **fields})
+    ours = SentencePiece.train(['a b'] * 50, config.Data(tokenizer_vocab_size=280))
+    given = HubTokenizer(vocabularies.sentence_pieces(ours.dump(), 'here').encode()) if bare else ours
+    held = Tokenizers(None, given, ('x', 'y'))
+    files = card.tokenizer_files(run, held)
+    assert files is not None
+    found = tokenizers.Tokenizer.from_str(files['tokenizer.json'].decode())
+    template, (text,) = template_of(run, held), (np.array(ours.encode('a')),)
+    around_of_text = found.encode('a').ids
+    assert around_of_text == template.read(text)['inputs'].tolist()
+    pair = found.encode('a', 'a')
+    assert pair.ids == template.read(text, text)['inputs'].tolist()
+    typed = 'model.num_token_types' in fields
+    assert ('token_type_ids' in json.loads(files['tokenizer_config.json'])['model_input_names']) == typed
+    if typed:
+        assert pair.type_ids == template.read(text, text)['token_types'].tolist()
+    elif {*around_of_text} != {*map(int, text)}:
+        assert not any(pair.type_ids)
+
+
+def test_a_class_alone_goes_out_as_a_class() -> None:
+    held = Tokenizers(None, SentencePiece.train(['a b'] * 50, config.Data(tokenizer_vocab_size=280)), ('x',))
+    run = config.override(config.Config(), {'model.family': 'encoder', 'train.objective': 'classification'})
+    found = card.hub_config('bert', run, held, {'class_head': {}})
+    assert (found['problem_type'], found['id2label']) == ('single_label_classification', {'0': 'x'})
+    assert 'problem_type' not in card.hub_config('bert', run, held, {'tag_head': {}})
+
+
+def test_a_decoder_that_reads_its_text_otherwise_than_the_hubs_is_known() -> None:
+    run = config.override(
+        config.Config(), {'model.family': 'encoder_decoder', 'train.objective': 'classification', 'data.end': ()}
+    )
+    bart = config.override(run, {'data.start': ('eos', 'bos'), 'data.source_start': ('bos',)})
+    assert not card.reads_otherwise(run) and not card.reads_otherwise(bart)
+    changes = {'data.end': ('eos',)}, {'train.objective': 'question_answering'}, {'data.source_start': ()}
+    assert all(card.reads_otherwise(config.override(bart, change)) for change in changes)
+    assert not card.reads_otherwise(config.override(bart, {'train.objective': 'seq2seq', 'data.end': ('eos',)}))
 
 
 def test_tokens_in_front_of_a_text_are_the_hubs_fields() -> None:
@@ -398,6 +453,11 @@ WRONG = [
     ({'peft_type': 'IA3'}, "peft_type='IA3' has no counterpart; valid: LORA"),
     ({'use_dora': True}, 'use_dora=True has no counterpart'),
     ({'use_rslora': True}, 'use_rslora=True has no counterpart'),
+    ({'init_lora_weights': 'pissa'}, "init_lora_weights='pissa' has no counterpart; valid: True, False"),
+    ({'init_lora_weights': 'pissa_niter_4'}, "init_lora_weights='pissa_niter_4' has no counterpart"),
+    ({'exclude_modules': ['lm_head']}, "exclude_modules=['lm_head'] has no counterpart"),
+    ({'layers_pattern': 'layers'}, "layers_pattern='layers' has no counterpart"),
+    ({'of_tomorrow': 3}, 'of_tomorrow=3 has no counterpart'),
     ({'rank_pattern': {'q_proj': 9}}, "rank_pattern={'q_proj': 9} has no counterpart"),
     ({'bias': 'all'}, "bias='all' has no counterpart"),
     ({'r': 0}, 'r=0 is not a whole number of at least 1'),
@@ -417,6 +477,13 @@ def test_adapters_that_would_change_the_numbers_are_refused(tmp_path: pathlib.Pa
         for parameter in found.values():
             parameter.whole()
     assert '\n' not in str(error.value)
+
+
+def test_fields_of_adapters_that_are_off_are_left_out(tmp_path: pathlib.Path) -> None:
+    fields = {'peft_type': 'LORA', 'r': 2, 'exclude_modules': None, 'layers_pattern': [], 'of_tomorrow': False}
+    fields |= {'init_lora_weights': True, 'megatron_core': 'megatron.core', 'qalora_group_size': 16, 'loftq_config': {}}
+    (tmp_path / adapters.CONFIG).write_text(json.dumps(fields))
+    assert adapters.read_config(tmp_path)['r'] == 2
 
 
 def test_peft_reads_our_adapters(tmp_path: pathlib.Path) -> None:
@@ -459,6 +526,9 @@ def test_the_head_beside_adapters_is_that_of_the_run_whatever_the_base_has(tmp_p
     )
     kernel = run.params['class_head']['classes']['kernel']
     np.testing.assert_array_equal(kernel, tensors[f'{hub}classifier.weight'].T.astype(np.float32))
+    named = dataclasses.replace(run, tokenizers=dataclasses.replace(run.tokenizers, labels=tuple('vwxyz')))
+    export(named, tmp_path / 'out', 'bert')
+    assert open_hub(str(tmp_path / 'out')).labels == tuple('vwxyz')
 
 
 def test_heads_that_adapters_save_have_the_names_of_their_modules(tmp_path: pathlib.Path) -> None:

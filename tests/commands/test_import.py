@@ -1,6 +1,7 @@
 """A hub directory becomes a workdir that computes the hub's numbers, and trains on; what is wrong is said in a line."""
 
 import importlib
+import importlib.util
 import json
 import pathlib
 import re
@@ -23,6 +24,7 @@ from tformer.commands import reading
 from tformer.commands.embed import embed
 from tformer.commands.export import export
 from tformer.commands.import_ import import_hub
+from tformer.commands.predict import predict
 from tformer.commands.run import Run
 from tformer.commands.train import train
 from tformer.distributed import sharding
@@ -155,12 +157,15 @@ def test_a_checkpoint_in_bfloat16_stays_so_and_one_in_float16_is_widened(tmp_pat
 
 
 def test_a_checkpoint_without_a_head_is_exported_and_has_vectors_and_is_not_scored(
-    tmp_path: pathlib.Path, monkeypatch
+    tmp_path: pathlib.Path, monkeypatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tensors = references.load('bert').tensors
     base = {name: value for name, value in tensors.items() if name.startswith('bert.')}
-    hub_directories.write(tmp_path / 'hub', 'bert', tensors=base, architectures=['BertModel'])
-    import_hub(str(tmp_path / 'hub'), tmp_path / 'run')
+    for named in ('BertForMaskedLM', 'BertModel'):
+        hub_directories.write(tmp_path / 'hub', 'bert', tensors=base, architectures=[named])
+        import_hub(str(tmp_path / 'hub'), tmp_path / ('other' if named != 'BertModel' else 'run'))
+        said = capsys.readouterr().err
+        assert (f'architectures={named}, but it has no tensors of head: only embed' in said) == (named != 'BertModel')
     with pytest.raises(UserError, match=r'was imported without head, which train\.objective=masked_lm needs'):
         Run.load(tmp_path / 'run')
     export(tmp_path / 'run', tmp_path / 'out')
@@ -235,6 +240,47 @@ def test_a_head_that_the_family_has_no_place_for_is_named(tmp_path: pathlib.Path
     hub = directory.HubDirectory(tmp_path, {'model_type': 't5', 'architectures': ['T5ForTokenClassification']})
     with pytest.raises(UserError, match='architectures=T5ForTokenClassification has no counterpart in t5'):
         _ = hub.objective
+
+
+@pytest.mark.parametrize('named', ['T5ForQuestionAnswering', 'BartForQuestionAnswering'])
+def test_answers_of_two_stacks_are_refused(tmp_path: pathlib.Path, named: str) -> None:
+    hub = directory.HubDirectory(tmp_path, {'model_type': named[:-20].lower(), 'architectures': [named]})
+    with pytest.raises(UserError, match=f'architectures={named} has no counterpart: its decoder reads the text one'):
+        _ = hub.objective
+
+
+@pytest.mark.skipif(not importlib.util.find_spec('transformers'), reason='needs torch and transformers')
+@pytest.mark.parametrize(
+    'name', ['gpt2', *(pytest.param(x, marks=pytest.mark.slow) for x in ('roberta', 't5', 'bart'))]
+)
+def test_classes_of_one_text_and_two_are_those_of_the_hubs_library(tmp_path: pathlib.Path, name: str) -> None:
+    import tokenizers
+    import torch
+
+    torch.manual_seed(1)
+    model = references.CASES[f'{name}_class'](16).eval()
+    for key, index in hub_directories.ids(name).items():
+        setattr(model.config, key, index)
+    model.config.pad_token_id = 1 if name in ('roberta', 'bart') else 0
+    model.config.decoder_start_token_id = {'t5': 0, 'bart': 2}.get(name)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    model.save_pretrained(tmp_path / 'hub')
+    made = tokenizers.Tokenizer.from_str(hub_directories.tokenizer(name))
+    around = {'gpt2': ('$A', '$A $B'), 't5': ('$A </s>', '$A </s> $B </s>')}
+    single, pair = around.get(name, ('<s> $A </s>', '<s> $A </s> </s> $B </s>'))
+    known = [(token, made.token_to_id(token)) for token in {*pair.split()} - {'$A', '$B'}]
+    made.post_processor = tokenizers.processors.TemplateProcessing(single, pair, known)
+    made.save(str(tmp_path / 'hub' / 'tokenizer.json'))
+    import_hub(str(tmp_path / 'hub'), tmp_path / 'run')
+    texts = [('a b c',), ('d e f g', 'h i'), ('k',), ('a b', 'c d e f')]
+    found = predict(tmp_path / 'run', [dict(zip(('text', 'pair'), given, strict=False)) for given in texts])
+    for ours, given in zip(found, texts, strict=True):
+        with torch.no_grad():
+            logits = model(torch.tensor([made.encode(*given).ids])).logits[0]
+        theirs = torch.softmax(logits, -1).tolist()
+        np.testing.assert_allclose([*ours['probabilities'].values()], theirs, atol=1e-5)
 
 
 ONE = {'id2label': {'0': 'score'}}

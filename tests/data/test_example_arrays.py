@@ -90,12 +90,16 @@ def test_an_answer_of_tokens_3_and_4_is_found_in_windows_that_hold_both(start, s
 
 @pytest.mark.parametrize(
     ('first', 'second', 'kept'),
-    [(8, 2, (4, 2)), (2, 8, (2, 4)), (8, 8, (3, 3)), (3, 8, (3, 3)), (8, 0, (7, 0)), (2, 2, (2, 2))],
+    [(8, 2, (4, 2)), (2, 8, (2, 4)), (8, 8, (3, 3)), (3, 8, (3, 3)), (8, 0, (8, 0)), (2, 2, (2, 2))],
 )
 def test_of_two_texts_the_longer_one_is_cut(first, second, kept):
-    """Seven tokens hold six of two texts and their separator."""
-    cut = example_arrays._shortened(np.arange(first), np.arange(second), 7)
-    assert tuple(len(text) for text in cut) == kept
+    """Seven tokens hold six of two texts and their separator; eight hold as many where there are two of these."""
+    for size, between in ((7, 1), (8, 2), (6, 0)):
+        if second:
+            cut = example_arrays._shortened(np.arange(first), np.arange(second), size, between)
+            assert tuple(len(text) for text in cut) == kept
+    assert [len(x) for x in example_arrays._shortened(np.arange(first), np.arange(0), 7, 1)] == [min(first, 7), 0]
+    assert [len(x) for x in example_arrays._shortened(np.arange(4), np.arange(5), 1, 2)] == [0, 0]
 
 
 @pytest.mark.parametrize(('stop', 'targets'), [(3, [61, 62, EOS]), (2, [61, 62]), (1, [61])])

@@ -244,6 +244,25 @@ def test_frames_to_read_by_hand() -> None:
     assert read(both, A) == {'encoder_inputs': [11, 12, EOS], 'inputs': [BOS, 11, 12, EOS]}
 
 
+def test_frames_of_the_hubs_classifiers_by_hand() -> None:
+    def read(family: str, *texts: np.ndarray, **how: Any) -> list[list[int]]:
+        template = special_tokens.TEMPLATES[family](MARKS, SOURCE, **how)
+        return [np.asarray(template.read(*texts)[name]).tolist() for name in template.read(*texts)]
+
+    roberta = {'separator': ('sep', 'sep')}
+    assert read('encoder', A, B, **roberta) == [[CLS, 11, 12, SEP, SEP, 13, SEP], [0, 0, 0, 0, 0, 1, 1]]
+    assert read('encoder', A, **roberta) == [[CLS, 11, 12, SEP]]
+    gpt2 = {'start': (), 'end': (), 'separator': ()}
+    assert (read('decoder', A, **gpt2), read('decoder', A, B, **gpt2)) == ([[11, 12]], [[11, 12, 13]])
+    assert read('decoder', NONE, **gpt2) == [[EOS]]
+    assert read('decoder', A, B, end=(), separator=('bos',)) == [[BOS, 11, 12, BOS, 13]]
+    bart = {'start': ('eos', 'bos'), 'source_start': ('bos',), 'end': (), 'separator': ('eos', 'eos')}
+    assert read('encoder_decoder', A, B, **bart) == [
+        [BOS, 11, 12, EOS, EOS, 13, EOS],
+        [EOS, BOS, 11, 12, EOS, EOS, 13],
+    ]
+
+
 def test_frames_to_write_by_hand() -> None:
     def write(template: special_tokens.SpecialTokenTemplate, **how: Any) -> dict[str, list[float]]:
         return {name: np.asarray(values).tolist() for name, values in template.write(A, B, **how).items()}
@@ -269,12 +288,13 @@ def test_frames_to_write_by_hand() -> None:
         special_tokens.EncoderTemplate(MARKS, SOURCE).write(A, B)
 
 
-# what may stand before a text: data.start and data.source_start
+# what may stand around a text: data.start, data.source_start, data.source_end and data.end
 STARTS = {
     'encoder': [(('bos',), ())],
-    'decoder': [(('bos',), ()), ((), ()), (('eos',), ())],
-    'encoder_decoder': [(('bos',), ()), (('eos', 'bos'), ('bos',)), (('pad',), ('bos', 'cls'), ('eos', 'sep'))],
+    'decoder': [(('bos',), ()), ((), (), ('eos',), ()), (('eos',), ())],
+    'encoder_decoder': [(('bos',), ()), (('eos', 'bos'), ('bos',)), (('pad',), ('bos', 'cls'), ('eos', 'sep'), ())],
 }
+SEPARATORS = (('sep',), (), ('eos', 'eos'))  # data.separator
 
 
 @given(
@@ -282,13 +302,15 @@ STARTS = {
     data=st.data(),
 )  # fmt: skip
 def test_frames_are_as_long_as_they_say(first: int, second: int, family: str, data: st.DataObject) -> None:
-    template = special_tokens.TEMPLATES[family](MARKS, SOURCE, True, *data.draw(st.sampled_from(STARTS[family])))
+    separator = data.draw(st.sampled_from(SEPARATORS))
+    around = data.draw(st.sampled_from(STARTS[family]))
+    template = special_tokens.TEMPLATES[family](MARKS, SOURCE, True, *around, separator=separator)
 
     def sizes(fields: special_tokens.Fields) -> list[int]:
         return [len(fields[name]) for name in ('inputs', 'encoder_inputs') if name in fields]
 
     a, b = np.arange(first), np.arange(second)
-    between = second + 1 if second else 0
+    between = second + len(separator) if second else 0
     assert sizes(template.read(a)) == list(map(int, template.to_read(np.array(first))))
     assert sizes(template.read(a, b)) == list(map(int, template.to_read(np.array(first + between))))
     if family != 'encoder':
@@ -351,21 +373,21 @@ def made_of(config: Config, records: Sequence[dict[str, Any]], training: bool = 
 @given(
     length=st.integers(3, 40), encoder_length=st.none() | st.integers(3, 40), longest=st.integers(1, 60),
     seed=st.integers(0, 2**32), pairs=st.booleans(), training=st.booleans(),
-    overlong=st.sampled_from(['drop', 'truncate']), start=st.integers(0, 2),
+    overlong=st.sampled_from(['drop', 'truncate']), start=st.integers(0, 2), separator=st.sampled_from(SEPARATORS),
 )  # fmt: skip
 @settings(deadline=None, max_examples=25)
 def test_an_example_fits_and_is_as_long_as_was_said(
     objective: str, family: str, length: int, encoder_length: int | None, longest: int, seed: int, pairs: bool,
-    training: bool, overlong: str, start: int,
+    training: bool, overlong: str, start: int, separator: tuple[str, ...],
 ) -> None:  # fmt: skip
     rng = np.random.default_rng(seed)
     records = [record(objective, rng, pairs, longest) for _ in range(5)]
     starts = dict(
-        zip(('start', 'source_start', 'source_end'), STARTS[family][start % len(STARTS[family])], strict=False)
+        zip(('start', 'source_start', 'source_end', 'end'), STARTS[family][start % len(STARTS[family])], strict=False)
     )
     config = config_of(
         objective, family, length=length, encoder_length=encoder_length, overlong=overlong, question_length=3, stride=4,
-        **starts,
+        separator=separator, **starts,
     )  # fmt: skip
     try:
         made = made_of(config, records, training)

@@ -151,6 +151,75 @@ def test_a_source_ends_with_eos_also_where_its_tokenizer_puts_nothing_behind_it(
     assert (found['data.source_start'], found['data.source_end']) == ((), ('eos',))
 
 
+AROUND_TWO = {  # the post-processor of one text and of two; data.start, data.end, data.separator of a classifier
+    'gpt2': (('$A', '$A $B'), ((), (), ())),
+    'llama': (('<s> $A', '<s> $A <s> $B'), (('bos',), (), ('bos',))),
+    'bert': (('[CLS] $A [SEP]', '[CLS] $A [SEP] $B [SEP]'), (('bos',), ('eos',), ('sep',))),
+    'roberta': (('<s> $A </s>', '<s> $A </s> </s> $B </s>'), (('bos',), ('eos',), ('sep', 'sep'))),
+    'bart': (('<s> $A </s>', '<s> $A </s> </s> $B </s>'), (('eos', 'bos'), (), ('sep', 'sep'))),
+    't5': (('$A </s>', '$A </s> $B </s>'), (('bos',), (), ('sep',))),
+}
+
+
+@pytest.mark.parametrize('told', [True, False])
+@pytest.mark.parametrize('name', AROUND_TWO)
+def test_a_classifier_reads_one_text_and_two_as_its_tokenizer_writes_them(
+    tmp_path: pathlib.Path, name: str, told: bool
+) -> None:
+    (single, pair), expected = AROUND_TWO[name]
+    made = hub_files.FILES['roberta' if name == 'bart' else name]()
+    known = [(token, made.token_to_id(token)) for token in {*pair.split()} - {'$A', '$B'}]
+    made.post_processor = processors.TemplateProcessing(single, pair, known) if told else None
+    made.no_truncation()
+    made.no_padding()
+    tokens, texts = Tokenizers(None, HubTokenizer(made.to_str().encode())), ('the quick', 'x')
+    stacks = str(hf.FAMILIES[name].model['family'])
+    found = hub_special_tokens.framing(tmp_path, {'model_type': name}, {}, tokens, stacks, judged=True)
+    run = config.override(Config(model=Model(family=stacks)), found)
+    assert (run.data.start, run.data.end, run.data.separator) == expected
+    made.post_processor = processors.TemplateProcessing(single, pair, known)
+    template = special_tokens.template_of(run, tokens)
+    for given in (texts[:1], texts):
+        read = template.read(*(np.array(tokens.target.encode(text)) for text in given))
+        ids = made.encode(*given).ids
+        assert read.get('encoder_inputs', read['inputs']).tolist() == ids
+        if stacks == 'encoder_decoder':  # one place later, as in the hub's library
+            first = tokens.target.specials.of(run.data.start[:1])
+            assert read['inputs'].tolist() == [*first, *ids[:-1]]
+
+
+def test_the_end_of_a_text_that_is_classified_is_that_of_its_tokenizer(tmp_path: pathlib.Path) -> None:
+    made, hub = hub_files.llama(), {'model_type': 'llama'}
+    known = [(name, made.token_to_id(name)) for name in ('<s>', '</s>')]
+    for parts, settings, end, separator in (
+        ('<s> $A </s>', {}, ('eos',), ('eos', 'bos')),
+        ('<s> $A', {'add_bos_token': True, 'add_eos_token': True}, ('eos',), ('sep', 'bos')),
+        ('<s> $A </s>', {'add_eos_token': False}, (), ('bos',)),
+    ):
+        (tmp_path / 'tokenizer_config.json').write_text(json.dumps(settings))
+        made.post_processor = processors.TemplateProcessing(parts, special_tokens=known)
+        read = Tokenizers(None, HubTokenizer(made.to_str().encode()))
+        found = hub_special_tokens.framing(tmp_path, hub, {}, read, 'decoder')
+        assert (found['data.end'], found['data.separator']) == (end, separator)
+
+
+def test_an_encoder_whose_tokenizer_writes_other_tokens_around_a_text_is_refused(tmp_path: pathlib.Path) -> None:
+    made = hub_files.FILES['roberta']()
+    made.add_special_tokens(['[CLS]'])
+    read = Tokenizers(None, HubTokenizer(made.to_str().encode()))
+    with pytest.raises(UserError, match=r'its tokenizer writes <s> text </s>, and .* are read as \[CLS\] text </s>$'):
+        hub_special_tokens.framing(tmp_path, {'model_type': 'roberta'}, {}, read, 'encoder')
+
+
+def test_a_class_of_two_stacks_whose_text_does_not_end_with_eos_is_refused(tmp_path: pathlib.Path) -> None:
+    made = hub_files.FILES['t5']()
+    known = [(name, made.token_to_id(name)) for name in ('</s>', '<pad>')]
+    made.post_processor = processors.TemplateProcessing('$A </s> <pad>', special_tokens=known)
+    read = Tokenizers(None, HubTokenizer(made.to_str().encode()))
+    with pytest.raises(UserError, match=r'puts eos, bos behind a text; of a head of texts it must be eos$'):
+        hub_special_tokens.framing(tmp_path, {'model_type': 't5'}, {}, read, 'encoder_decoder', judged=True)
+
+
 @pytest.mark.parametrize(('family', 'ids', 'words'), [
     ('bart', {'decoder_start_token_id': 5}, 'decoder_start_token_id=5 is not a special token of the tokenizer; valid'),
     ('bart', {'forced_bos_token_id': [0]}, 'forced_bos_token_id=[0] is not a special token'),

@@ -23,6 +23,7 @@ SPECIALS = {  # the first ids, as the families' config.json have them
     **dict.fromkeys(('llama', 'mistral', 'mixtral'), LLAMA),
     **dict.fromkeys(('gemma', 'gemma2', 'gemma3_text'), GEMMA),
 }
+ENCODERS = ('roberta', 'xlm-roberta', 'camembert', 'mpnet', 'modernbert')  # of those with '<s>'
 ROLES = {'bos': ('<s>', '<bos>', '[CLS]', '<|endoftext|>'), 'eos': ('</s>', '<eos>', '[SEP]', '<|endoftext|>')}
 
 
@@ -47,8 +48,9 @@ def tokenizer(family: str) -> str:
     made.pre_tokenizer = library.pre_tokenizers.WhitespaceSplit()
     made.add_special_tokens(list(names))
     if '<s>' in names:  # as these families' own do
-        template = library.processors.TemplateProcessing
-        made.post_processor = template('<s> $A', special_tokens=[('<s>', vocabulary['<s>'])])
+        parts = '<s> $A </s>' if family in ENCODERS else '<s> $A'
+        used = [(name, vocabulary[name]) for name in ('<s>', '</s>')]
+        made.post_processor = library.processors.TemplateProcessing(parts, special_tokens=used)
     return str(made.to_str())
 
 

@@ -34,6 +34,12 @@ def test_classes_have_their_names_in_the_order_of_their_ids(fields, labels) -> N
     assert HubDirectory(pathlib.Path('nowhere'), {**CLASSIFIER, **fields}).labels == labels
 
 
+def test_two_classes_of_one_name_are_refused() -> None:
+    fields = {**CLASSIFIER, 'id2label': {'0': 'a', '1': 'b', '2': 'a'}}
+    with pytest.raises(UserError, match=r"^config\.json: id2label names two classes 'a'; each must have its own name$"):
+        _ = HubDirectory(pathlib.Path('nowhere'), fields).labels
+
+
 def test_of_two_tokenizers_one_reads_and_the_other_writes(monkeypatch) -> None:
     source, target = (
         vocabularies.sentence_pieces(SentencePiece.train([text] * 50, Data(tokenizer_vocab_size=280)).dump(), 'here')

@@ -39,6 +39,39 @@ def test_a_sentencepiece_model_gives_sentencepieces_ids(
             assert ours.decode(ids) == theirs.decode(ids)
 
 
+WORDS = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]', 'a', 'b']
+
+
+def added(place: pathlib.Path, first: int) -> HubTokenizer:
+    """Returns the tokenizer of a BERT of two words, to which one file adds a token of each kind."""
+    (place / 'vocab.txt').write_text('\n'.join(WORDS) + '\n')
+    (place / 'added_tokens.json').write_text(json.dumps({'</ent>': first + 1, '<ent>': first}))
+    token = {'content': '<sep2>', 'special': True, 'normalized': False, 'lstrip': False, 'rstrip': False}
+    listed = {str(index): {'content': word, 'special': True} for index, word in enumerate(WORDS[:5])}
+    settings = {'added_tokens_decoder': {**listed, str(first + 2): token}}
+    (place / 'tokenizer_config.json').write_text(json.dumps(settings))
+    return tokenizer(place, 'bert')
+
+
+def test_tokens_added_to_a_vocabulary_follow_it(tmp_path: pathlib.Path) -> None:
+    found = added(tmp_path, 7)
+    assert found.vocab_size == 10 and found.encode('a <ent> b </ent> A') == [5, 7, 6, 8, 5]
+    assert found.special_names['<sep2>'] == 9 and found.encode('<sep2>').count(9) == 0
+
+
+def test_tokens_added_elsewhere_are_refused(tmp_path: pathlib.Path) -> None:
+    line = r"added_tokens\.json: '<ent>' has the id 9, and the vocabulary gives it 7$"
+    with pytest.raises(UserError, match=line):
+        added(tmp_path, 9)
+
+
+def test_a_japanese_bert_is_not_read_as_english_words(tmp_path: pathlib.Path) -> None:
+    (tmp_path / 'vocab.txt').write_text('\n'.join(WORDS))
+    (tmp_path / 'tokenizer_config.json').write_text('{"tokenizer_class": "BertJapaneseTokenizer"}')
+    with pytest.raises(UserError, match=r'tokenizer_class=BertJapaneseTokenizer has no counterpart: it splits'):
+        tokenizer_files.read(tmp_path, 'bert')
+
+
 def test_the_pieces_that_were_merged_first_are_merged_first(tmp_path: pathlib.Path) -> None:
     """In these words every pair of letters is a piece, so that the order of the merges decides."""
     model, words = io.BytesIO(), ['abababab abcbcab bcabc cabca', 'bacab acbac bcbcbc', 'abc cab bac acb'] * 30

@@ -91,6 +91,8 @@ TABLES: dict[str, Iterable[Any]] = {
     'data.start': vocabulary.NAMES,
     'data.source_start': vocabulary.NAMES,
     'data.source_end': vocabulary.NAMES,
+    'data.end': vocabulary.NAMES,
+    'data.separator': vocabulary.NAMES,
     'data.batching': packing.BATCHING,
     'data.overlong': example_formats.OVERLONG,
     'data.mask_unit': corrupt.MASK_UNITS,

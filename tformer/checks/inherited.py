@@ -13,8 +13,8 @@ from tformer.hf.heads import POOLED
 
 # Fields beside the model's that its parameters were trained with: the tokens around a text, and who sees which.
 AROUND = (
-    *('data.start', 'data.source_start', 'data.source_end', 'data.bidirectional_prefix'),
-    *('decode.ends', 'decode.forced_end'),
+    *('data.start', 'data.source_start', 'data.source_end', 'data.end', 'data.separator'),
+    *('data.bidirectional_prefix', 'decode.ends', 'decode.forced_end'),
 )
 NARROW = 512  # the largest emb_dim of a model with the fields of train.init_narrow
 # Fields of the model that are the run's own: how it is computed, and how many classes its labels have.

@@ -120,6 +120,7 @@ def _single_rules() -> dict[str, Rule]:
             f'model.family is encoder_decoder, or {given[1]}',
         ),
         'data.start': (lambda c: c.model.family != 'encoder', 'model.family is decoder or encoder_decoder'),
+        'data.end': (lambda c: c.model.family != 'encoder', 'model.family is decoder or encoder_decoder'),
         'data.source_start': (lambda c: c.model.family == 'encoder_decoder', 'model.family is encoder_decoder'),
         'data.source_end': (lambda c: c.model.family == 'encoder_decoder', 'model.family is encoder_decoder'),
         'data.row_multiple': (lambda c: c.data.batch_tokens is not None, 'data.batch_tokens is set'),

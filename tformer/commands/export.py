@@ -85,6 +85,8 @@ def export(
             base = _origin(run)
             settings = adapters.write(partial, family, dict(convert.flat(host)), model, base)
             _write(partial / adapters.CONFIG, settings)
+            named = card.hub_config(family, run.config, run.tokenizers, params)
+            _write(partial / 'config.json', {**named, **fields})  # the names of the classes
             said = f'adapters of rank {model.lora_rank} for {base}'
         _write_beside(partial, place.name, family, run)
     return f'{place}: {family}, {said}'
@@ -113,6 +115,8 @@ def _write_beside(place: pathlib.Path, title: str, family: str, run: Run) -> Non
         )
     for name, stored in (tokenizer or {}).items():
         (place / name).write_bytes(stored)
+    if card.reads_otherwise(run.config):
+        print("the hub's library gives the decoder the encoder's text one place later, and this run read it otherwise")
     tokens = card.tokens(run.config, run.tokenizers)
     if settings := generation.generation_config(run.config, run.tokenizers, tokens):
         _write(place / generation.FILE, settings)

@@ -30,7 +30,7 @@ from tformer.distributed import sharding
 from tformer.errors import UserError
 from tformer.hf import sentence_encoders
 from tformer.hf.convert import Stacked, nested
-from tformer.hf.directory import HubDirectory, open_hub
+from tformer.hf.directory import OBJECTIVES, HubDirectory, open_hub
 from tformer.lab.report import tensorboard_runs
 from tformer.optim.parameters import path_names
 from tformer.training import checkpoint_writer, pretrained, setup
@@ -87,6 +87,8 @@ def import_hub(path: str, workdir: str | pathlib.Path, overrides: Mapping[str, A
         print(line, file=sys.stderr, flush=True)
     with new_directory(home) as place:
         params = load(hub, config)
+        if line := lacking(hub, config, params):
+            print(line, file=sys.stderr, flush=True)
         tokens.save(place)
         save_parameters(place, config, tokens, params)
         workdir_lib.save_config(place, config)
@@ -120,6 +122,16 @@ def load(hub: HubDirectory, config: Config) -> dict[str, Any]:
         return pretrained.place(parameter, shardings.get(path, everywhere), dtype)
 
     return nested({path: placed(path, parameter) for path, parameter in hub.parameters(config.model).items()})
+
+
+def lacking(hub: HubDirectory, config: Config, params: Mapping[str, Any]) -> str | None:
+    """Returns a line where config.json names a head whose tensors the directory does not have."""
+    absent = sorted({path.split('/')[0] for path in places(config)[1]} - params.keys())
+    named = hub.hub_config.get('architectures') or ['']
+    if not absent or not named[0].endswith(tuple(OBJECTIVES)):
+        return None
+    reads = 'only embed, export and train.init_from read what is imported'
+    return f'{hub.path}: architectures={named[0]}, but it has no tensors of {", ".join(absent)}: {reads}'
 
 
 def places(config: Config) -> tuple[dict[str, Any], dict[str, Any]]:

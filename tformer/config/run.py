@@ -54,6 +54,8 @@ class Data(Section):
     start: tuple[str, ...] = ('bos',)  # special tokens before a decoder's text, never scored; BART: eos, bos; GPT-2: ()
     source_start: tuple[str, ...] = ()  # encoder_decoder: special tokens before an encoder's text; BART: bos
     source_end: tuple[str, ...] = ('eos',)  # encoder_decoder: those after an encoder's text; mBART: eos, en_XX
+    end: tuple[str, ...] = ('eos',)  # special tokens after a decoder's text that is classified; the hub's GPT-2: ()
+    separator: tuple[str, ...] = ('sep',)  # those between two texts that are classified; RoBERTa: sep, sep
 
     batching: str = 'bucket'  # rows of like length, all of one length, or several examples a row
     length: int = 256  # longest row, in tokens (decoder side, or the only one)

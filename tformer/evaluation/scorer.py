@@ -209,16 +209,17 @@ def judge_answers(predicted: Sequence[Predicted], batches: Batches, tokenizers: 
 
 def word_places(examples: Examples, index: int, length: int) -> Iterator[tuple[int, int]]:
     """Yields (word, position of its first token) for the words that begin in an example's row of `length` tokens."""
-    front = len(examples.template.front)
+    front, back = len(examples.template.front), len(examples.template.back)
     for token, word in enumerate(examples.of('words', index).tolist()):
-        if word >= 0 and token + front < length - 1:
+        if word >= 0 and token + front < length - back:
             yield word, token + front
 
 
 def answer_place(examples: Examples, index: int, first: int, last: int, question_length: int) -> tuple[int, int]:
     """Returns the characters of the normalised context, first and after the last, of an answer's tokens in a row."""
     question = min(len(examples.of('second_text', index)), question_length)
-    context = len(examples.template.front) + question + 1 - examples.spans[index][1]
+    template = examples.template
+    context = len(template.front) + question + len(template.between) - examples.spans[index][1]
     return int(examples.of('begins', index)[first - context]), int(examples.of('ends', index)[last - context])
 
 

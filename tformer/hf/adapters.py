@@ -42,6 +42,16 @@ FIXED: dict[str, Any] = {
 }  # fmt: skip
 
 
+# How the numbers of an adapter began, where that left the kernels which it adapts as they were.
+STARTS = (True, False, None, 'gaussian', 'eva', 'orthogonal')
+# What does not change the numbers of an adapter, or is read of its tensors.
+OTHERS = frozenset(
+    'peft_type base_model_name_or_path r lora_alpha task_type target_modules modules_to_save fan_in_fan_out '
+    'inference_mode lora_dropout auto_mapping revision init_lora_weights megatron_core qalora_group_size peft_version '
+    'runtime_config eva_config'.split()
+)
+
+
 def target_of(path: str) -> str | None:
     """Returns the target of model.lora_targets that a kernel is, by its path; None: it takes no adapter."""
     place, _, name = path.rpartition('/')
@@ -192,6 +202,11 @@ def read_config(directory: pathlib.Path) -> dict[str, Any]:
     for name, value in FIXED.items():
         if found.get(name, value) not in (value, None):
             raise UserError(f'{directory / CONFIG}: {name}={found[name]!r} has no counterpart; valid: {value!r}')
+    if (start := found.get('init_lora_weights')) not in STARTS:
+        valid = ', '.join(map(str, STARTS))
+        raise UserError(f'{directory / CONFIG}: init_lora_weights={start!r} has no counterpart; valid: {valid}')
+    if unread := [name for name, value in found.items() if value and name not in OTHERS and name not in FIXED]:
+        raise UserError(f'{directory / CONFIG}: {unread[0]}={found[unread[0]]!r} has no counterpart; leave it out')
     if type(found.get('r')) is not int or found['r'] < 1:
         raise UserError(f'{directory / CONFIG}: r={found.get("r")!r} is not a whole number of at least 1')
     return found

@@ -122,6 +122,7 @@ BART_FAMILY = Family(  # Lewis et al. 2020
     fixed={**POST_NORM, 'static_position_embeddings': False, 'normalize_embedding': True},
     start={'decoder_start_token_id': 'eos', 'forced_bos_token_id': 'bos'},
     source_start={'bos_token_id': 'bos'},
+    separator=('sep', 'sep'),
 )
 
 FAMILIES = {
@@ -131,6 +132,7 @@ FAMILIES = {
         fixed={**PRE_NORM, 'static_position_embeddings': False, 'normalize_embedding': True},
         start={'decoder_start_token_id': 'eos', 'forced_bos_token_id': ''},
         source_start={},
+        separator=('sep',),
     ),
     'm2m_100': Family(  # Fan et al. 2021; NLLB: NLLB Team 2022
         model=BART | {'norm_placement': 'pre', 'position': 'timing_signal', 'embedding_norm': False},

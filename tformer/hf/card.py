@@ -6,6 +6,7 @@ from typing import Any
 
 from tformer import config as config_lib
 from tformer.config import Config
+from tformer.config.tasks import HEADS as HEADS_OF_TASKS
 from tformer.config.tasks import TASKS
 from tformer.data.tokenizers import chat
 from tformer.data.tokenizers.hub_tokenizer import HubTokenizer
@@ -13,7 +14,7 @@ from tformer.data.tokenizers.subwords import SentencePiece
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.data.tokenizers.vocabulary import Tokenizer
 from tformer.errors import UserError
-from tformer.hf import chat_templates, vocabularies
+from tformer.hf import chat_templates, special_tokens, vocabularies
 
 # model_type -> how the names of the hub's classes begin, and end for a language model where that differs by family
 CLASSES = {
@@ -46,6 +47,8 @@ def hub_config(family: str, config: Config, tokenizers: Tokenizers, params: Mapp
     found: dict[str, Any] = {'dtype': model.param_dtype, 'torch_dtype': model.param_dtype, **tokens(config, tokenizers)}
     if family in CLASSES:
         found['architectures'] = [CLASSES[family] + end]
+    if 'class_head' in params:  # also of one class, which the hub's library takes for a number
+        found['problem_type'] = 'single_label_classification'
     if 'number_head' in params:
         found |= {'num_labels': 1, 'problem_type': 'regression'}
     elif tokenizers.labels and not {'class_head', 'tag_head'}.isdisjoint(params):
@@ -81,13 +84,18 @@ ID_FIELDS = ('pad_token_id', 'bos_token_id', 'eos_token_id')
 def tokenizer_files(config: Config, tokenizers: Tokenizers) -> dict[str, bytes] | None:
     """Returns tokenizer.json and tokenizer_config.json; None for a tokenizer that the hub has no form for."""
     read = tokenizers.source or tokenizers.target
+    around = _around(config, read)
     if isinstance(read, HubTokenizer):
-        stored = read.dump()
+        framed = _judges(config) or config.model.family == 'encoder'
+        differs = framed and special_tokens.around_of(read, 'the tokenizer') != around
+        stored = _framed(read.dump().decode(), config, read, around).encode() if differs else read.dump()
     elif isinstance(read, SentencePiece) and read.normalization is None:
-        stored = _framed(vocabularies.sentence_pieces(read.dump(), 'the tokenizer'), config, read).encode()
+        stored = _framed(vocabularies.sentence_pieces(read.dump(), 'the tokenizer'), config, read, around).encode()
     else:
         return None
     settings = {'tokenizer_class': 'PreTrainedTokenizerFast', 'model_max_length': config.model.max_len}
+    types = ['token_type_ids'] if _types(config) > 1 else []
+    settings['model_input_names'] = ['input_ids', *types, 'attention_mask']
     settings |= dict(chat.variables_of(read))
     settings['clean_up_tokenization_spaces'] = False
     if tokenizers.own_chat or TASKS[config.train.objective].records == 'chat':
@@ -95,15 +103,38 @@ def tokenizer_files(config: Config, tokenizers: Tokenizers) -> dict[str, bytes] 
     return {'tokenizer.json': stored, 'tokenizer_config.json': _json(settings)}
 
 
-def _framed(stored: str, config: Config, tokenizer: Tokenizer) -> str:
-    """Returns a tokenizer.json that puts the run's special tokens around a text."""
+def _types(config: Config) -> int:
+    return config.model.num_token_types or 1
+
+
+def _judges(config: Config) -> bool:
+    """Returns whether a run reads texts that it does not continue."""
+    return not HEADS_OF_TASKS[TASKS[config.train.objective].head].vocabulary
+
+
+def _around(config: Config, tokenizer: Tokenizer) -> special_tokens.Around:
+    """Returns the special tokens that a run puts around a text, and between two."""
     specials, data = tokenizer.specials, config.data
     before, after = {
         'encoder': ([specials.cls], [specials.sep]),
-        'decoder': (specials.of(data.start), []),
+        'decoder': (specials.of(data.start), specials.of(data.end) if _judges(config) else []),
         'encoder_decoder': (specials.of(data.source_start), specials.of(data.source_end)),
     }[config.model.family]
-    return vocabularies.framed(stored, *(list(map(tokenizer.piece, ids)) for ids in (before, after)))
+    return special_tokens.Around(before, after, specials.of(data.separator))
+
+
+def _framed(stored: str, config: Config, tokenizer: Tokenizer, around: special_tokens.Around) -> str:
+    """Returns a tokenizer.json that puts the run's special tokens around a text, or two."""
+    before, after, between = (list(map(tokenizer.piece, ids or ())) for ids in around)
+    return vocabularies.framed(stored, before, after, between, typed=_types(config) > 1)
+
+
+def reads_otherwise(config: Config) -> bool:
+    """Returns whether the hub's library gives a decoder behind an encoder another text than a run that judges does: the
+    encoder's, one place later."""
+    data, head = config.data, TASKS[config.train.objective].head
+    shifted = (data.start[1:], data.source_end, data.end) == (data.source_start, ('eos',), ())
+    return config.model.family == 'encoder_decoder' and _judges(config) and (head == 'spans' or not shifted)
 
 
 def _json(tree: Any) -> bytes:

@@ -19,7 +19,7 @@ import numpy as np
 
 from tformer import config as config_lib
 from tformer.config import Config, Data, json_files
-from tformer.config.tasks import TASKS
+from tformer.config.tasks import HEADS, TASKS
 from tformer.data.tokenizers.hub_tokenizer import HubTokenizer
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.errors import UserError, choose, nearest
@@ -99,18 +99,28 @@ class HubDirectory:
         """The names of the classes in the order of their ids, where the model has a head with classes."""
         if not TASKS[self.objective].classes_from_data or not TASKS[self.objective].classes:
             return ()
-        given, number = self.hub_config.get('id2label'), self._num_labels
+        given, number = self._head_config.get('id2label'), self._num_labels
         if not isinstance(given, Mapping) or sorted(given) != sorted(map(str, range(number))):
             return tuple(f'LABEL_{index}' for index in range(number))
-        return tuple(str(given[str(index)]) for index in range(number))
+        names = tuple(str(given[str(index)]) for index in range(number))
+        if len({*names}) < number:
+            twice = next(name for name in names if names.count(name) > 1)
+            raise UserError(f'config.json: id2label names two classes {twice!r}; each must have its own name')
+        return names
+
+    @functools.cached_property
+    def _head_config(self) -> Mapping[str, Any]:
+        """The fields of config.json; those of one beside the adapters come first."""
+        own = json_files.read_if_there(self.adapter / 'config.json') if self.adapter else {}
+        return {**self.hub_config, **own}
 
     @functools.cached_property
     def _num_labels(self) -> int:
         """The number of classes: that of the adapters' head where they have one, else that of config.json."""
         if self.adapter and (own := adapters.num_classes_of(self.adapter, self.family)):
             return own
-        given = self.hub_config.get('id2label')
-        number = self.hub_config.get('num_labels', len(given) if isinstance(given, Mapping) else 2)
+        given = self._head_config.get('id2label')
+        number = self._head_config.get('num_labels', len(given) if isinstance(given, Mapping) else 2)
         if type(number) is not int or not 0 < number < 1_000_000:
             raise UserError(f'config.json: num_labels={number!r} is not a number of classes')
         return number
@@ -133,11 +143,14 @@ class HubDirectory:
         missing = {*heads.TASK_HEADS} - {rule.head for rule in models.FAMILIES[self.family].rules}
         if family not in TASKS[found].families or TASKS[found].head in missing:
             raise UserError(f'config.json: architectures={name} has no counterpart in {self.family}')
+        if found == 'question_answering' and family == 'encoder_decoder':
+            reads = "its decoder reads the text one place later, and a run's does not"
+            raise UserError(f'config.json: architectures={name} has no counterpart: {reads}')
         return found
 
     def _of_rows(self) -> str:
         """Returns the objective of a head of sequences: of numbers also where there is one label."""
-        kind = self.hub_config.get('problem_type')
+        kind = self._head_config.get('problem_type')
         if kind not in (None, 'regression', 'single_label_classification'):
             raise UserError(
                 f'config.json: problem_type={kind!r} has no counterpart; valid: single_label_classification'
@@ -169,7 +182,8 @@ class HubDirectory:
         length = min(Data.length, model.max_len)
         if self.adapter is not None:
             model, _ = adapters.with_adapters(self.adapter, self.family, resolve_model(model))
-        framing = special_tokens.framing(self.path, self.hub_config, self.generation, self.tokenizers, model.family)
+        head, given = HEADS[TASKS[self.objective].head], (self.path, self.hub_config, self.generation, self.tokenizers)
+        framing = special_tokens.framing(*given, model.family, judged=head.pools and not head.vocabulary)
         decoding, lost = generation.decode_fields(
             self.generation, self.hub_config, model, len(framing['data.start']), self.tokenizers.target
         )

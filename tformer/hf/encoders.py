@@ -133,6 +133,7 @@ ROBERTA = Family(  # Liu et al. 2019
     },
     defaults={**DEFAULTS, 'pad_token_id': 1},
     fixed=FIXED,
+    separator=('sep', 'sep'),
 )
 
 FAMILIES = {

@@ -71,6 +71,8 @@ class Family(NamedTuple):
       start: fields with the ids of the special tokens before a decoder's text -> the token, by its name in
         `vocabulary.NAMES`, where config.json does not say it; '': none.
       source_start: likewise of those before an encoder's text, where there are two stacks.
+      separator: the special tokens between two texts, by their names there, where the tokenizer does not say it; of
+        decoders those around each text.
     """
 
     model: Mapping[str, Any]
@@ -89,6 +91,7 @@ class Family(NamedTuple):
     neutral: tuple[str, ...] = ()
     start: Mapping[str, str] = {'bos_token_id': 'bos'}
     source_start: Mapping[str, str] = {}
+    separator: tuple[str, ...] = ('sep',)
 
 
 # ---------------------------------------------------------------------------------------------------- layouts

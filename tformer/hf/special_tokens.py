@@ -1,9 +1,10 @@
 """The special tokens that a hub's model was trained with, as fields of a run."""
 
+import json
 import pathlib
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from tformer.config import json_files
 from tformer.data.tokenizers.tokenizers import Tokenizers
@@ -54,48 +55,105 @@ def special_tokens_of(hub_config: Mapping[str, Any], specials: Specials) -> dict
     return {'data.start': start, 'data.source_start': source_start, 'decode.forced_end': forced}
 
 
+class Around(NamedTuple):
+    """The ids that a tokenizer puts around texts."""
+
+    before: list[int]
+    after: list[int]
+    between: list[int] | None  # two texts; None: the tokenizer does not put the others around two
+
+
 def framing(
     directory: pathlib.Path,
     hub_config: Mapping[str, Any],
     generation: Mapping[str, Any],
     tokenizers: Tokenizers,
     family: str,
+    judged: bool = False,
 ) -> dict[str, Any]:
     """Returns the fields of the special tokens around texts, for `config.override`.
 
-    They are those of config.json and generation_config.json, with those that the tokenizer puts around a text. Where a
-    model writes many languages, a line says how to choose one if the directory does not. `family` is that of the run's
-    model.
+    They are those of config.json and generation_config.json, with those that the tokenizer puts around a text, or two.
+    Where a model writes many languages, a line says how to choose one if the directory does not. `family` is that of
+    the run's model, and `judged` says that the model has a head of texts.
 
     Raises:
-      UserError: as `special_tokens_of`.
+      UserError: as `special_tokens_of`; an encoder's tokenizer puts others around a text than the run does; or those of
+        an encoder-decoder with a head of texts are none that the run can read.
     """
     read = tokenizers.source or tokenizers.target
     settings = json_files.read_if_there(directory / 'tokenizer_config.json')
     given = {name: value for name, value in generation.items() if value is not None}
     fields = special_tokens_of({**hub_config, **given}, tokenizers.target.specials)
-    around = _around(directory, settings, read)
-    if around is None or family == 'encoder':
-        return fields
+    around, table = _around(directory, settings, read), FAMILIES[str(hub_config['model_type'])]
+    fields['data.separator'] = table.separator
+    if family == 'decoder':
+        fields |= {'data.end': (), 'data.separator': fields['data.start']}
+    if around is None:
+        return _as_judged(directory, fields) if judged and family == 'encoder_decoder' else fields
+    if family == 'encoder':
+        _check_encoder(directory, read, around)
+        if around.between is None or not around.before:
+            return fields
     names = {getattr(read.specials, name): name for name in reversed(NAMES)}
     names = {**{index: name for name, index in read.specials.others}, **names}
-    if any(index not in names for index in (*around[0], *around[1])):
+    if any(index not in names for index in (*around.before, *around.after, *(around.between or ()))):
         print(f'{directory}: the tokens that its tokenizer puts around a text are left out: {around}', file=sys.stderr)
         return fields
-    before, after = (tuple(names[index] for index in ids) for ids in around)
-    if family != 'encoder_decoder':
-        return {**fields, 'data.start': before}
+    before, after = (tuple(names[index] for index in ids) for ids in around[:2])
+    if around.between is not None:
+        own = {**names, read.specials.sep: 'sep'}
+        fields['data.separator'] = tuple(own[index] for index in around.between)
+    if family == 'encoder':
+        return fields
+    if family == 'decoder':
+        separator = (*after, *before) if around.between is None else fields['data.separator']
+        return {**fields, 'data.start': before, 'data.end': after, 'data.separator': separator}
     fields |= {'data.source_start': before, 'data.source_end': after or ('eos',)}
+    if judged:
+        return _as_judged(directory, fields)
     if {*before, *after} - {*NAMES} and {*fields['data.start']} <= {*NAMES}:  # a language that is read, none to write
         fields['data.start'] += _written(directory, settings, tokenizers.target)
     return fields
 
 
-def _around(
-    directory: pathlib.Path, settings: Mapping[str, Any], tokenizer: Tokenizer
-) -> tuple[list[int], list[int]] | None:
-    """Returns the ids that a tokenizer puts in front of a text and behind it, as tokenizer_config.json says or its own
-    file does; None where there is neither."""
+def _check_encoder(directory: pathlib.Path, tokenizer: Tokenizer, around: Around) -> None:
+    """Raises a `UserError` where an encoder's tokenizer puts other tokens around a text than the run does."""
+    own = [tokenizer.specials.cls], [tokenizer.specials.sep]
+    if (around.before or around.after) and around[:2] != own:
+        theirs, ours = (
+            ' '.join([*map(tokenizer.piece, before), 'text', *map(tokenizer.piece, after)])
+            for before, after in (around[:2], own)
+        )
+        raise UserError(f'{directory}: its tokenizer writes {theirs}, and its special tokens are read as {ours}')
+
+
+def _as_judged(directory: pathlib.Path, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields with which an encoder-decoder reads a text as its head of texts does in the hub's library:
+    the decoder is given what the encoder reads one place later, so that its last token stands where the encoder's EOS
+    does, which is pooled."""
+    if fields.get('data.source_end', ('eos',)) != ('eos',):
+        found = ', '.join(fields['data.source_end'])
+        raise UserError(f'{directory}: its tokenizer puts {found} behind a text; of a head of texts it must be eos')
+    start = *fields['data.start'][:1], *fields['data.source_start']
+    return {**fields, 'data.start': start, 'data.end': ()}
+
+
+def _around(directory: pathlib.Path, settings: Mapping[str, Any], tokenizer: Tokenizer) -> Around | None:
+    """Returns the ids that a tokenizer puts in front of a text and behind it, and between two, as tokenizer_config.json
+    says or its own file does; None where there is neither."""
+    before, after, between = around_of(tokenizer, str(directory))
+    if isinstance(ends := settings.get('add_eos_token'), bool):
+        after = [tokenizer.specials.eos] if ends else []
+    if isinstance(added := settings.get('add_bos_token'), bool):
+        before = [tokenizer.specials.bos] if added else []
+        return Around(before, after, [*after, *before])
+    known = json.loads(tokenizer.dump()).get('post_processor') or (directory / 'tokenizer.json').is_file()
+    return Around(before, after, between) if known else None
+
+
+def around_of(tokenizer: Tokenizer, where: str) -> Around:
+    """Returns the ids that the file of a tokenizer puts around texts; raises a `UserError` if it cannot be read."""
     import tokenizers
 
     try:
@@ -103,15 +161,16 @@ def _around(
         made.no_truncation()
         made.no_padding()
         whole, plain = (made.encode('a', add_special_tokens=added).ids for added in (True, False))
+        pair = made.encode('a', 'a')
     except Exception as error:  # the library raises plain Exceptions
         reason = ' '.join(str(error).split())[:200]
-        raise UserError(f'{directory}: the tokens around a text cannot be read: {reason}') from error
+        raise UserError(f'{where}: the tokens around a text cannot be read: {reason}') from error
     places = [i for i in range(len(whole) - len(plain) + 1) if whole[i : i + len(plain)] == plain]
     before, after = (whole[: places[0]], whole[places[0] + len(plain) :]) if places else ([], [])
-    if isinstance(added := settings.get('add_bos_token'), bool):
-        return [tokenizer.specials.bos] if added else [], after
-    known = made.post_processor is not None or (directory / 'tokenizer.json').is_file()
-    return (before, after) if known else None
+    around = [*before, *plain], [*plain, *after]
+    between = pair.ids[len(around[0]) : len(pair.ids) - len(around[1])]
+    same = pair.ids == [*around[0], *between, *around[1]]
+    return Around(before, after, between if same else None)
 
 
 def _written(directory: pathlib.Path, settings: Mapping[str, Any], tokenizer: Tokenizer) -> tuple[str, ...]:

@@ -35,7 +35,8 @@ def read(directory: pathlib.Path, family: str) -> tuple[bytes, bytes | None]:
             return vocabularies.bytes_alone(_extra(directory, settings, 125)).encode(), None
         for reader in _READERS:
             if there(*reader.files) and family in reader.families:
-                target, *source = reader.read(directory, settings)
+                added = _added(directory, settings)
+                target, *source = (vocabularies.with_added(text, added) for text in reader.read(directory, settings))
                 return target.encode(), source[0].encode() if source else None
     except UserError:
         raise
@@ -51,6 +52,28 @@ class _Reader(NamedTuple):
     files: tuple[str, ...]
     families: tuple[str, ...]
     read: Callable[[pathlib.Path, Json], Sequence[str]]  # (directory, settings) -> tokenizer.json of target, source
+
+
+def _added(directory: pathlib.Path, settings: Json) -> list[vocabularies.Added]:
+    """Returns the tokens that added_tokens.json and tokenizer_config.json add, in the order of their ids."""
+    file, config = directory / 'added_tokens.json', directory / 'tokenizer_config.json'
+    listed = json_files.read_if_there(directory / 'special_tokens_map.json').get('additional_special_tokens') or ()
+    special = {name['content'] if isinstance(name, dict) else name for name in listed}
+    found = {
+        token: vocabularies.Added(token, index, file, {'special': token in special, 'normalized': token not in special})
+        for token, index in json_files.read_if_there(file).items()
+    }
+    for index, token in (settings.get('added_tokens_decoder') or {}).items():
+        flags = {name: bool(token.get(name)) for name in ('special', 'normalized', 'lstrip', 'rstrip', 'single_word')}
+        found[token['content']] = vocabularies.Added(token['content'], int(index), config, flags)
+    return sorted(found.values(), key=lambda each: each.number)
+
+
+def _words(directory: pathlib.Path, settings: Json) -> tuple[str]:
+    if str(kind := settings.get('tokenizer_class')).startswith('BertJapanese'):
+        needed = 'it splits words as no vocab.txt says; valid: tokenizer.json beside it'
+        raise UserError(f'{directory / "tokenizer_config.json"}: tokenizer_class={kind} has no counterpart: {needed}')
+    return (vocabularies.word_pieces(directory, settings),)
 
 
 def _t5(directory: pathlib.Path, settings: Json) -> tuple[str]:
@@ -106,7 +129,7 @@ def _model(file: pathlib.Path, *arrange: Callable[[list[Piece]], list[Piece]]) -
 
 
 _READERS = (
-    _Reader(('vocab.txt',), ('bert', 'distilbert', 'electra'), lambda *given: (vocabularies.word_pieces(*given),)),
+    _Reader(('vocab.txt',), ('bert', 'distilbert', 'electra'), _words),
     _Reader(
         ('vocab.json', 'merges.txt'), ('gpt2', 'roberta', 'bart'), lambda *given: (vocabularies.byte_pairs(*given),)
     ),

@@ -7,7 +7,7 @@ models (T5, Llama, XLM-R, Marian, mBART, M2M100, NLLB), whose format is that of 
 import importlib
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from tformer.config import json_files
 from tformer.data.tokenizers.hub_tokenizer import NAMES
@@ -156,13 +156,50 @@ def _spaces(library: Any, model: Any, bytes_: bool) -> Json:
     return {'normalizer': normalizers.Sequence(steps), 'decoder': decoders.Sequence(back)}
 
 
-def framed(text: str, before: Sequence[str], after: Sequence[str]) -> str:
-    """Returns a tokenizer.json that puts special tokens around a text."""
+def framed(
+    text: str, before: Sequence[str], after: Sequence[str], between: Sequence[str] | None = None, typed: bool = False
+) -> str:
+    """Returns a tokenizer.json that puts special tokens around a text, and around two with those `between` them; with
+    `typed` the second text, and what follows it, is of type 1."""
     made = _library().Tokenizer.from_str(text)
-    known = [(name, made.token_to_id(name)) for name in {*before, *after}]
-    template = ' '.join([*before, '$A', *after])
-    made.post_processor = _library().processors.TemplateProcessing(template, special_tokens=known)
+    known = [(name, made.token_to_id(name)) for name in sorted({*before, *after, *(between or ())})]
+    whole: Json = {'single': ' '.join([*before, '$A', *after])}
+    if between is not None:
+        second = [f'{part}:{int(typed)}' for part in ('$B', *after)]
+        whole['pair'] = ' '.join([*before, '$A', *between, *second])
+    made.post_processor = _library().processors.TemplateProcessing(**whole, special_tokens=known)
     return str(made.to_str())
+
+
+class Added(NamedTuple):
+    """A token that a file adds to a vocabulary."""
+
+    content: str
+    number: int
+    file: pathlib.Path
+    flags: Mapping[str, bool]  # of the library's `AddedToken`
+
+
+def with_added(text: str, tokens: Sequence[Added]) -> str:
+    """Returns a tokenizer.json with those of the tokens that its vocabulary lacks.
+
+    Raises:
+      UserError: a token has another id than the vocabulary gives it, or than the next one.
+    """
+    if not tokens:
+        return text
+    made = _library().Tokenizer.from_str(text)
+    size_before = made.get_vocab_size()
+    for token in tokens:
+        known = made.token_to_id(token.content)
+        size = made.get_vocab_size(with_added_tokens=True)
+        if token.number != (expected := size if known is None else known):
+            said = f'{token.content!r} has the id {token.number}, and the vocabulary gives it {expected}'
+            raise UserError(f'{token.file}: {said}')
+        if known is None:
+            add = made.add_special_tokens if token.flags['special'] else made.add_tokens
+            add([_library().AddedToken(token.content, **token.flags)])
+    return str(made.to_str()) if made.get_vocab_size() > size_before else text
 
 
 def _with_words(text: str, words: Sequence[str]) -> str:

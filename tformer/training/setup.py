@@ -70,6 +70,7 @@ def _say_other_function(config: Config, pretrained: str) -> None:
     inside = [f'model.{field.name}' for field in dataclasses.fields(Model) if field.name not in OUTSIDE_THE_FUNCTION]
     sizes = ('model.vocab_size', 'model.encoder_vocab_size', 'model.max_len', 'model.lora_rank')
     inside = [name for name in inside if name not in sizes] + ['data.start', 'data.source_start', 'data.source_end']
+    inside += [] if HEADS[TASKS[config.train.objective].head].vocabulary else ['data.end', 'data.separator']
     said = [f'{name}={differing[name][1]!r} ({differing[name][0]!r} there)' for name in inside if name in differing]
     if said:
         print(f'train.init_from={pretrained} was trained otherwise: {", ".join(said)}', file=sys.stderr, flush=True)

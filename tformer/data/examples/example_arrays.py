@@ -120,7 +120,7 @@ def classify(examples: Examples, index: int, noise: Noise) -> Fields:
     """One or two texts, and their class or number."""
     (label,) = examples.of('label', index)
     tokens, _, stop = examples.cut(index)
-    first, second = _shortened(tokens, examples.of('second_text', index), stop)
+    first, second = _shortened(tokens, examples.of('second_text', index), stop, len(examples.template.between))
     return {**examples.template.read(first, second), 'labels': label, 'label_weights': np.float32(1)}
 
 
@@ -157,7 +157,8 @@ def compare_scored(examples: Examples, index: int, noise: Noise) -> Fields:
 def choose(examples: Examples, index: int, noise: Noise) -> Fields:
     """A context with each of its choices, and the number of the right one (Devlin et al. 2019, section 4.4)."""
     (label,), context, stop = examples.of('label', index), examples.of('second_text', index), examples.spans[index][2]
-    pairs = [_shortened(context, choice, stop) for choice in examples.texts(index)]
+    between = len(examples.template.between)
+    pairs = [_shortened(context, choice, stop, between) for choice in examples.texts(index)]
     return {
         **side_by_side(examples.template.read(*pair) for pair in pairs),
         'labels': label,
@@ -211,7 +212,7 @@ def find_answer(examples: Examples, index: int, noise: Noise) -> Fields:
     tokens, start, stop = examples.cut(index)
     question = examples.of('second_text', index)[: noise.data.question_length]
     fields = examples.template.read(question, tokens[start:stop])
-    first = len(examples.template.front) + len(question) + 1
+    first = len(examples.template.front) + len(question) + len(examples.template.between)
     place = np.arange(len(fields['inputs']))
     answer = examples.of('answer', index)
     inside = len(answer) > 0 and start <= answer[0] and answer[1] < stop
@@ -289,11 +290,11 @@ def _masked_pair(examples: Examples, first: np.ndarray, second: np.ndarray, labe
     return {**fields, 'labels': np.int32(label), 'label_weights': np.float32(1)}
 
 
-def _shortened(first: np.ndarray, second: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cuts two texts to `size` tokens together, one of which separates them; the longer text is cut first."""
+def _shortened(first: np.ndarray, second: np.ndarray, size: int, between: int) -> tuple[np.ndarray, np.ndarray]:
+    """Cuts two texts to `size` tokens together, `between` of which separate them; the longer text is cut first."""
     if not len(second):
         return first[:size], second
-    room = size - 1
+    room = max(size - between, 0)
     shorter = min(len(first), len(second), room // 2)
     longer = room - shorter
     return (first[:shorter], second[:longer]) if len(first) < len(second) else (first[:longer], second[:shorter])

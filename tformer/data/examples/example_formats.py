@@ -79,7 +79,7 @@ def _after_front(sizes: np.ndarray, template: SpecialTokenTemplate, data: Data) 
 
 
 def _to_read_two(sizes: np.ndarray, template: SpecialTokenTemplate, data: Data) -> list[np.ndarray]:
-    return template.to_read(np.maximum(sizes, 2) + 1)
+    return template.to_read(np.maximum(sizes, 2) + len(template.between))
 
 
 def _to_continue(sizes: np.ndarray, template: SpecialTokenTemplate, data: Data) -> list[np.ndarray]:
@@ -128,7 +128,8 @@ class ExampleFormat:
     encoding: tokenized.Encoding = tokenized.TEXT
     cut: Callable[[spans.Columns, spans.Lengths, SpecialTokenTemplate, Data], Spans | Pieces] = spans.in_pieces
     lengths: spans.Lengths = _to_read
-    num_specials: int | None = 1  # around a whole text, of which data.start is one; None: they are part of it
+    # parts of the special tokens of a whole text: data.start, data.end, data.separator; None: they are part of the text
+    num_specials: int | None = 1
     num_sentinels: Callable[[np.ndarray, Data], np.ndarray] | None = None  # needed by examples of so many tokens
     labelled: bool = False  # arrays of whole rows belong to one example, and so a row is one
     reads: tuple[str, ...] = ()  # the fields of config.data that it reads and some other formats do not

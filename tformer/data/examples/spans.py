@@ -37,7 +37,7 @@ def beginning(columns: Columns, lengths: Lengths, template: SpecialTokenTemplate
     """As much of one text, or of two, as fits; the longer one is cut first."""
     sizes = columns['tokens'].lengths
     if 'second_text' in columns:
-        sizes = sizes + columns['second_text'].lengths + (columns['second_text'].lengths > 0)
+        sizes = sizes + columns['second_text'].lengths + len(template.between) * (columns['second_text'].lengths > 0)
     stop = np.minimum(sizes, _room(lengths, template, data))
     whole = np.arange(len(sizes)), np.zeros(len(sizes), np.int64)
     return Spans(*whole, stop, lengths(stop, template, data), sizes > stop)
@@ -50,7 +50,8 @@ def several(columns: Columns, lengths: Lengths, template: SpecialTokenTemplate, 
     record = np.repeat(records, ends.lengths)
     sizes, least = np.concatenate([np.diff(own, prepend=0) for own in ends]), 1
     if 'second_text' in columns:  # and what separates it
-        sizes, least = sizes + columns['second_text'].lengths[record] + 1, 3
+        between = len(template.between)
+        sizes, least = sizes + columns['second_text'].lengths[record] + between, between + 2
 
     def positions(stop: np.ndarray) -> np.ndarray:
         (own,) = lengths(np.minimum(sizes, stop[record]), template, data)
@@ -94,14 +95,15 @@ def windows(columns: Columns, lengths: Lengths, template: SpecialTokenTemplate, 
     """
     question = np.minimum(columns['second_text'].lengths, data.question_length)
     sizes = columns['tokens'].lengths
-    room = _room(lengths, template, data) - question - 1
+    before = question + len(template.between)
+    room = _room(lengths, template, data) - before
     if room.min(initial=1) < 1:
         raise UserError(f'data.length={data.length} has no room for text beside a question of {question.max()} tokens')
     stride = np.minimum(data.stride, room)
     record, ordinal = _pieces(1 + np.maximum(-(-(sizes - room) // stride), 0))
     start = ordinal * stride[record]
     stop = np.minimum(start + room[record], sizes[record])
-    positions = lengths(question[record] + 1 + stop - start, template, data)
+    positions = lengths(before[record] + stop - start, template, data)
     answered = columns['answer'].lengths > 0
     first, last = np.full((2, len(sizes)), -1)
     first[answered], last[answered] = columns['answer'].flat.reshape(-1, 2).T

@@ -23,11 +23,23 @@ class SpecialTokenTemplate:
     start: tuple[str, ...] = Data.start  # the names of the special tokens before a decoder's text
     source_start: tuple[str, ...] = Data.source_start  # likewise before an encoder's text, where there are two stacks
     source_end: tuple[str, ...] = Data.source_end  # and after it
+    end: tuple[str, ...] = Data.end  # after a decoder's text that is judged
+    separator: tuple[str, ...] = Data.separator  # between two texts that are judged
 
     @property
     def front(self) -> list[int]:
         """The special tokens with which `inputs` begin."""
         return self.specials.of(self.start)
+
+    @property
+    def back(self) -> list[int]:
+        """The special tokens with which `inputs` end where a text is judged."""
+        return self.specials.of(self.end)
+
+    @property
+    def between(self) -> list[int]:
+        """The special tokens between two texts that are judged."""
+        return self.specials.of(self.separator)
 
     def prompt(self, text: Sequence[int]) -> list[int]:
         """Returns a text as a decoder continues it: with the tokens that stand in front, and BOS if it is empty."""
@@ -44,13 +56,17 @@ class SpecialTokenTemplate:
         return [*before, *text, *after]
 
     def read(self, text: np.ndarray, other: np.ndarray | None = None) -> Fields:
-        """Returns the arrays of one or two texts that are read and judged; `inputs` begin with `front`."""
+        """Returns the arrays of one or two texts that are read and judged; `inputs` begin with `front`, end with `back`
+        and are one token at least."""
         raise NotImplementedError
 
-    def _both(self, before: Sequence[int], text: np.ndarray, other: np.ndarray | None) -> np.ndarray:
-        """before a EOS, or before a SEP b EOS."""
-        second = _joined(self.specials.sep, other) if other is not None and len(other) else text[:0]
-        return _joined(before, text, second, self.specials.eos)
+    def _both(
+        self, before: Sequence[int], text: np.ndarray, other: np.ndarray | None, after: Sequence[int]
+    ) -> np.ndarray:
+        """before a after, or before a SEP b after; EOS where that is nothing."""
+        second = _joined(self.between, other) if other is not None and len(other) else text[:0]
+        whole = _joined(before, text, second, after)
+        return whole if len(whole) else _joined(self.specials.eos)
 
     def write(self, given: np.ndarray, wanted: np.ndarray, ended: bool = True) -> Fields:
         """Returns the arrays of a text that is to be generated, given another; `ended` adds the end of the text."""
@@ -62,8 +78,8 @@ class SpecialTokenTemplate:
         return _predicted(whole, len(self.front) + len(given) - 1)
 
     def to_read(self, size: np.ndarray) -> list[np.ndarray]:
-        """Returns the lengths in each stack of `read` for texts of `size` tokens; count one more for a second text."""
-        return [size + len(self.front) + 1]
+        """Returns the lengths in each stack of `read` for texts of `size` tokens, those `between` two included."""
+        return [np.maximum(size + len(self.front) + len(self.back), 1)]
 
     def to_write(self, given: np.ndarray, wanted: np.ndarray) -> list[np.ndarray]:
         """Returns the lengths in each stack of `write` for these numbers of tokens, the end included."""
@@ -75,34 +91,40 @@ class SpecialTokenTemplate:
 
 
 class EncoderTemplate(SpecialTokenTemplate):
-    """CLS a SEP b SEP, with types 0 and 1 (Devlin et al. 2019, figure 2)."""
+    """CLS a SEP b SEP, with types 0 and 1 (Devlin et al. 2019, figure 2). data.separator are the tokens in place of the
+    first SEP."""
 
     @property
     def front(self) -> list[int]:
         return [self.specials.cls]
 
+    @property
+    def back(self) -> list[int]:
+        return [self.specials.sep]
+
     def prompt(self, text: Sequence[int]) -> list[int]:
-        return [*self.front, *text, self.specials.sep]
+        return [*self.front, *text, *self.back]
 
     def read(self, text: np.ndarray, other: np.ndarray | None = None) -> Fields:
-        first = _joined(*self.front, text, self.specials.sep)
         if other is None:
-            return {'inputs': first}
-        second = _joined(other, self.specials.sep) if len(other) else first[:0]
+            return {'inputs': _joined(self.front, text, self.back)}
+        first = _joined(self.front, text, self.between if len(other) else self.back)
+        second = _joined(other, self.back) if len(other) else first[:0]
         types = np.repeat(np.array([0, 1], np.int32), [len(first), len(second)])
         return {'inputs': _joined(first, second), 'token_types': types}
 
 
 class DecoderTemplate(SpecialTokenTemplate):
     """BOS a SEP b EOS (Radford et al. 2018, figure 1). In generation only b is scored, and `prefix` marks the text
-    before it (Raffel et al. 2020, section 3.2.1). data.start are the tokens in place of BOS."""
+    before it (Raffel et al. 2020, section 3.2.1). data.start are the tokens in place of BOS; of a text that is judged,
+    data.separator are those in place of SEP, and data.end those in place of EOS."""
 
     @property
     def around(self) -> tuple[list[int], list[int]]:
         return self.front, [self.specials.sep]
 
     def read(self, text: np.ndarray, other: np.ndarray | None = None) -> Fields:
-        return {'inputs': self._both(self.front, text, other)}
+        return {'inputs': self._both(self.front, text, other, self.back)}
 
     def write(self, given: np.ndarray, wanted: np.ndarray, ended: bool = True) -> Fields:
         before, after = self.around
@@ -119,7 +141,7 @@ class EncoderDecoderTemplate(SpecialTokenTemplate):
     """given EOS in the encoder; BOS wanted -> wanted EOS in the decoder. Both stacks read a text that is judged (Lewis
     et al. 2020, section 3.1). data.start are the tokens in place of BOS, data.source_start stand before `given`, and
     data.source_end in place of its EOS. If there are two or more of the first, the decoder is given all of them, and
-    none is scored."""
+    none is scored. data.end are the tokens in place of EOS behind a text that is judged, in the decoder."""
 
     @property
     def around(self) -> tuple[list[int], list[int]]:
@@ -127,7 +149,8 @@ class EncoderDecoderTemplate(SpecialTokenTemplate):
 
     def read(self, text: np.ndarray, other: np.ndarray | None = None) -> Fields:
         before = self.specials.of(self.source_start)
-        return {'encoder_inputs': self._both(before, text, other), 'inputs': self._both(self.front, text, other)}
+        given = self._both(before, text, other, [self.specials.eos])
+        return {'encoder_inputs': given, 'inputs': self._both(self.front, text, other, self.back)}
 
     def write(self, given: np.ndarray, wanted: np.ndarray, ended: bool = True) -> Fields:
         before, after = self.around
@@ -135,7 +158,7 @@ class EncoderDecoderTemplate(SpecialTokenTemplate):
         return {'encoder_inputs': _joined(before, given, after), **_predicted(whole, len(self.front) - 1)}
 
     def to_read(self, size: np.ndarray) -> list[np.ndarray]:
-        return [size + len(self.front) + 1, size + len(self.source_start) + 1]
+        return [*super().to_read(size), size + len(self.source_start) + 1]
 
     def to_write(self, given: np.ndarray, wanted: np.ndarray) -> list[np.ndarray]:
         return [len(self.front) + wanted, len(self.source_start) + given + len(self.source_end)]
@@ -163,4 +186,5 @@ def template_of(config: Config, tokenizers: Tokenizers) -> SpecialTokenTemplate:
     data, specials = config.data, tokenizers.target.specials
     source = (tokenizers.source or tokenizers.target).specials
     family = TEMPLATES[config.model.family]
-    return family(specials, source, data.bidirectional_prefix, data.start, data.source_start, data.source_end)
+    sources = data.source_start, data.source_end
+    return family(specials, source, data.bidirectional_prefix, data.start, *sources, data.end, data.separator)

@@ -95,8 +95,9 @@ def lengths(config: Config, splits: Mapping[str, Batches]) -> list[str]:
         option, limit = 'data.length', data.length
         if column == 'sources':
             option, limit = 'data.encoder_length', data.encoder_length or data.length
-        beside = len(data.source_start + data.source_end) if column == 'sources' else len(data.start)
-        beside = -1 if num_specials is None else num_specials - 1 + beside
+        around = (data.start, data.end, data.separator)[:num_specials]
+        beside = len(data.source_start + data.source_end) if column == 'sources' else sum(map(len, around))
+        beside = -1 if num_specials is None else beside
         sizes = np.concatenate([_sizes(part.examples.columns, column, beside) for part in batches.parts])
         percentiles = (f'{value:,.0f}' for value in (*np.percentile(sizes, (50, 90, 99)), sizes.max()))
         over = share((sizes > limit).sum(), len(sizes))
