@@ -4,6 +4,7 @@ import array
 import os
 import pickle
 import tempfile
+import weakref
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -25,6 +26,7 @@ class Spooled(View):
         try:
             place.mkdir(parents=True, exist_ok=True)
             self._file = tempfile.TemporaryFile(dir=place)  # noqa: SIM115
+            weakref.finalize(self, self._file.close).atexit = False  # threads may read it until the process ends
             for record in own:
                 pickle.dump(record, self._file, protocol=5)  # a long text goes to the file without a copy
                 self._stops.append(self._file.tell())
