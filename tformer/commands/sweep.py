@@ -149,7 +149,7 @@ def _check_report(metric: str | None, baseline: str | None, loaded: _Loaded) -> 
 
     settings = {'evaluate.examples_while_training': 1}  # the text of final scores is generated in any case
     scores = {name for each in loaded.trials for name in scorer.score_names(config.override(each.config, settings))}
-    known = sorted(f'{split}/{name.partition("/")[2]}' for name in scores for split in ('test', 'valid'))
+    known = sorted(f'{split}/{name.partition("/")[2]}' for name in scores for split in SPLITS)
     split, _, name = metric.partition('/')
     if not name or split not in SPLITS:
         raise UserError(f'--metric={metric} is not SPLIT/NAME, with {" or ".join(SPLITS)}{nearest(metric, known)}')

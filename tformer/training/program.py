@@ -30,8 +30,8 @@ from tformer.training.state import OFFLOADED, TrainState, begin, logical_names, 
 from tformer.training.step import Step, make_train_step
 from tformer.training.teacher import Teacher, make_teacher
 
-# Of the train step, by the JAX backend. A GPU's products are cuBLAS's, which adds biases and residual streams as it
-# writes; to try Triton's as well takes longer to compile.
+# Of the train step, by JAX backend. On a GPU all matrix products use cuBLAS, which adds biases and residuals as it writes
+# its results; timing Triton's kernels against it would only make compiling longer.
 COMPILER_OPTIONS = {'gpu': {'xla_gpu_enable_triton_gemm': False}}
 
 

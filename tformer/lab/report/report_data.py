@@ -149,13 +149,13 @@ def report(
 
 
 def check_alpha(alpha: float) -> None:
-    """Raises a `UserError` if alpha is no probability."""
+    """Raises a `UserError` unless alpha is between 0 and 1."""
     if not 0 < alpha < 1:
         raise UserError(f'--alpha={alpha} must be between 0 and 1')
 
 
 def check_baseline(baseline: str, arms: Collection[str]) -> None:
-    """Raises a `UserError` if the baseline is none of the arms."""
+    """Raises a `UserError` unless the baseline is one of the arms."""
     if baseline not in arms:
         raise UserError(f'--baseline={baseline} is not an arm{nearest(baseline, arms)}')
 
