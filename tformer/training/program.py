@@ -30,8 +30,8 @@ from tformer.training.state import OFFLOADED, TrainState, begin, logical_names, 
 from tformer.training.step import Step, make_train_step
 from tformer.training.teacher import Teacher, make_teacher
 
-# Of the train step, by JAX backend. On a GPU all matrix products use cuBLAS, which adds biases and residuals as it writes
-# its results; timing Triton's kernels against it would only make compiling longer.
+# Of the train step, by JAX backend. On a GPU all matrix products use cuBLAS, which adds biases and residuals as it
+# writes its results; timing Triton's kernels against it would only make compiling longer.
 COMPILER_OPTIONS = {'gpu': {'xla_gpu_enable_triton_gemm': False}}
 
 
