@@ -1,5 +1,7 @@
 """Which attention kernels serve a model on this machine."""
 
+import dataclasses
+
 import pytest
 
 from tformer.config import Model
@@ -61,3 +63,17 @@ def test_cudnn_takes_heads_of_multiples_of_8_up_to_256(head_dim, taken):
 )
 def test_auto_is_the_first_that_serves_the_model_on_the_platform(platform, fields, picked):
     assert pick(Model(**fields), platform) == picked == pick(resolve_model(Model(**fields)), platform)
+
+
+@pytest.mark.parametrize('flag', ['--xla_gpu_deterministic_ops', '--xla_gpu_exclude_nondeterministic_ops=true'])
+def test_deterministic_operations_are_not_for_cudnn(monkeypatch, flag):
+    """XLA has not one of its programs with two equal layers run under them."""
+    monkeypatch.setenv('XLA_FLAGS', f'--xla_gpu_autotune_level=0 {flag}')
+    model = Model(dtype='bfloat16')
+    assert pick(model, 'gpu') == 'triton'
+    assert pick(dataclasses.replace(model, position='relative'), 'gpu') == 'chunked'
+    assert pick(Model(), 'cpu') == 'reference'
+    with pytest.raises(UserError, match=r'cudnn does not serve deterministic operations \(XLA_FLAGS\); reference, ch'):
+        pick(dataclasses.replace(model, attention_kernel='cudnn'), 'gpu')
+    monkeypatch.setenv('XLA_FLAGS', f'{flag.partition("=")[0]}=false')
+    assert pick(model, 'gpu') == 'cudnn'

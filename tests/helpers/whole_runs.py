@@ -32,5 +32,6 @@ def scores(workdir: pathlib.Path) -> dict[str, dict[str, float]]:
 
 
 def numbers(workdir: pathlib.Path) -> list[dict[str, float]]:
+    """Returns the rows of metrics.jsonl without what a clock measures."""
     rows = [json.loads(line) for line in (workdir / 'metrics.jsonl').read_text().splitlines()]
-    return [{k: v for k, v in row.items() if 'per_second' not in k} for row in rows]
+    return [{k: v for k, v in row.items() if 'per_second' not in k and k != 'train/mfu'} for row in rows]

@@ -1,5 +1,6 @@
 """Which kernel computes attention: the table of implementations, and `auto`, which picks the best that serves."""
 
+import os
 from collections.abc import Callable, Set
 from typing import NamedTuple
 
@@ -39,7 +40,7 @@ class Kernel(NamedTuple):
     ordered: bool = False  # relies on the order that `masks.ordered` vouches for
 
 
-FEATURES = {  # what a model may need of its kernel, and the field that needs it
+FEATURES = {  # what a model may need of its kernel, and the field, or the variable, that needs it
     'bias': 'a position bias (model.position)',
     'softcap': 'model.attention_softcap',
     'sink': 'model.attention_sink',
@@ -48,7 +49,12 @@ FEATURES = {  # what a model may need of its kernel, and the field that needs it
     'odd_heads': 'a model.head_dim that is not a multiple of 8, or above 256',
     'float32': 'model.dtype=float32',
     'bfloat16': 'model.dtype=bfloat16',
+    'deterministic': 'deterministic operations (XLA_FLAGS)',
 }
+
+# XLA's flags for the same bits each time. With them a program fails as it runs if two of its layers have the same
+# backward attention of cuDNN (jax 0.11.2): XLA writes the flag into the first of equal calls only.
+DETERMINISTIC = ('--xla_gpu_deterministic_ops', '--xla_gpu_exclude_nondeterministic_ops')
 
 
 def needs(cfg: Model) -> set[str]:
@@ -61,9 +67,16 @@ def needs(cfg: Model) -> set[str]:
         'dropout': cfg.attention_dropout_rate > 0,
         'value_dim': cfg.kv_latent_dim is not None or cfg.value_dim not in (None, head_dim),
         'odd_heads': cfg.kv_latent_dim is not None or head_dim % 8 > 0 or head_dim > 256,
+        'deterministic': deterministic(),
         cfg.dtype: True,
     }
     return {name for name, needed in asked.items() if needed}
+
+
+def deterministic() -> bool:
+    """Returns whether XLA_FLAGS asks GPUs for the same bits each time."""
+    given = (flag.partition('=') for flag in os.environ.get('XLA_FLAGS', '').split())
+    return any(name in DETERMINISTIC and value.lower() in ('', 'true', '1') for name, _, value in given)
 
 
 def pick(cfg: Model, platform: str) -> str:
@@ -105,12 +118,12 @@ BEST = {
 }  # the first that serves; elsewhere `reference`
 
 # What kernels of Pallas serve.
-SHARED = frozenset({'softcap', 'sink', 'value_dim', 'odd_heads', 'float32', 'bfloat16'})
+SHARED = frozenset({'softcap', 'sink', 'value_dim', 'odd_heads', 'float32', 'bfloat16', 'deterministic'})
 
 KERNELS: dict[str, Kernel] = {
     'reference': Kernel(on_arrays(kernels.reference), frozenset(FEATURES)),
     'chunked': Kernel(on_arrays(kernels.chunked), frozenset(FEATURES)),
-    'xla': Kernel(on_arrays(kernels.xla), frozenset({'bias', 'odd_heads', 'float32', 'bfloat16'})),
+    'xla': Kernel(on_arrays(kernels.xla), frozenset({'bias', 'odd_heads', 'float32', 'bfloat16', 'deterministic'})),
     'cudnn': Kernel(cudnn, frozenset({'bias', 'bfloat16'}), ('gpu',), ordered=True),
     'triton': Kernel(triton, SHARED, ('gpu',), ordered=True),
     'flash': Kernel(flash, SHARED, ('tpu',), ordered=True),
