@@ -423,6 +423,19 @@ def test_a_flag_of_the_report_is_checked_before_anything_trains(tmp_path, flag: 
     assert not (tmp_path / 'x').exists()
 
 
+def test_the_baseline_of_a_search_is_an_arm_that_is_known(tmp_path) -> None:
+    (tmp_path / 'search.py').write_text(
+        'from tformer.lab.sweep import Sweep, log_uniform, search\n\n'
+        'def get_sweep():\n'
+        "    space = {'optimizer.learning_rate': log_uniform(1e-4, 1e-2)}\n"
+        f'    return Sweep({str(ROOT / "configs/lm_stdlib.py:smoke")!r}, search(space, "qmc", trials=2, confirm=2))\n'
+    )
+    command = ['tformer', 'sweep', f'--config={tmp_path}/search.py', f'--workdir={tmp_path}/x', '--dry_run']
+    with pytest.raises(UserError, match=r"--baseline=basline is not an arm; did you mean 'baseline'"):
+        command_line.main([*command, '--baseline=basline'])
+    command_line.main([*command, '--baseline=baseline'])
+
+
 def test_a_metric_that_depends_on_the_data_is_left_to_the_report() -> None:
     loaded_as = sweep_command._Loaded(TINY, trials.trials(TINY, [{}]), None)
     for metric in (None, 'valid/loss', 'test/loss_at_40', 'test/spearman'):

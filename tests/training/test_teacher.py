@@ -328,6 +328,14 @@ def test_a_teacher_of_other_classes_is_refused(tmp_path):
         teacher_lib.make_teacher(cfg, one_row(cfg))
 
 
+def test_a_teacher_that_reads_other_frames_is_refused(tmp_path):
+    save_teacher(tmp_path / 'teacher', train__objective='classification', model__num_classes=2)
+    fields = {'train__objective': 'classification_distilled', 'model__num_classes': 2}
+    cfg = checks.resolve(student(tmp_path, **fields, data__end=()), vocab_size=Byte().vocab_size)
+    with pytest.raises(UserError, match=r"teacher has data\.end=\('eos',\), and this model \(\): both must have"):
+        teacher_lib.make_teacher(cfg, one_row(cfg))
+
+
 def test_a_teacher_without_the_head_of_the_objective_is_refused(place):
     cfg = checks.resolve(student(place, train__objective='regression_distilled'), vocab_size=Byte().vocab_size)
     program = make_program(cfg, one_row(cfg))

@@ -139,9 +139,9 @@ Check = Callable[[_Loaded], None]  # raises a `UserError` before anything trains
 def _check_report(metric: str | None, baseline: str | None, loaded: _Loaded) -> None:
     """Raises a `UserError` where the report of the sweep cannot have this metric or baseline, as far as it is known.
 
-    A search names its arms as it draws them, and some metrics depend on the data.
+    Of a search the arms so far are known, of which its own baseline is the first; some metrics depend on the data.
     """
-    if baseline is not None and loaded.search is None:
+    if baseline is not None:
         report_data.check_baseline(baseline, list(dict.fromkeys(trial.name for trial in loaded.trials)))
     if metric is None:
         return

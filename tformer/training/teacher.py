@@ -28,9 +28,9 @@ from tformer.optim.parameters import path_names
 from tformer.training import checkpoint, digests, pretrained, workdir
 from tformer.training.state import abstract_variables, variables
 
-# Fields that decide which tokens and classes the outputs are about: both models must agree in them.
+# Fields that decide which tokens both models read, and which classes the outputs are about: they must agree in them.
 SHARED = tuple(f'model.{name}' for name in ('family', 'vocab_size', 'encoder_vocab_size', 'num_classes')) + tuple(
-    f'data.{name}' for name in ('start', 'source_start', 'bidirectional_prefix')
+    f'data.{name}' for name in ('start', 'source_start', 'source_end', 'end', 'separator', 'bidirectional_prefix')
 )
 
 
