@@ -37,6 +37,8 @@ def test_a_cost_is_the_mean_of_finished_runs_and_of_others_only_where_none_is_fi
     assert found['a'] == costs.Costs(7, tokens=100, flops=None, steps=10, seconds=6, scored=4, tokens_per_second=250)
     assert found['a'].scored_early and found['a'].per_step('tokens') == 10 and found['a'].per_step('flops') is None
     assert (found['b'].tokens, found['b'].steps, found['b'].seconds) == (40, 4, None)
+    told = dataclasses.replace(done[0], parameters=5.0)  # by its results
+    assert costs.costs(types.SimpleNamespace(arms={'a': [told]}), 'test/loss')['a'].parameters == 5
     assert found['c'] == costs.Costs() and not found['c'].scored_early
     assert not any(costs.Costs(steps=steps, scored=40).scored_early for steps in (None, 10, 40))  # as of a cut log
 

@@ -125,8 +125,8 @@ def test_versions_are_those_of_the_newest_checkpoint_of_each_run_that_can_be_rea
 
 def test_scores_are_numbers_of_a_split_without_facts_and_null_is_nan(tmp_path):
     (tmp_path / 'result.json').write_text(
-        json.dumps({'test': {'step': 7, 'loss': 1, 'bleu': None}, 'valid': {'loss': 2.5}})
+        json.dumps({'test': {'step': 7, 'parameters': 12, 'loss': 1, 'bleu': None}, 'valid': {'loss': 2.5}})
     )
-    scores, steps = results._scored(tmp_path)
+    scores, steps, parameters = results._scored(tmp_path)
     assert math.isnan(scores.pop('test/bleu')) and scores == {'test/loss': 1.0, 'valid/loss': 2.5}
-    assert steps == {'test': 7}  # none is stated of the other
+    assert steps == {'test': 7} and parameters == 12  # neither is stated of the other

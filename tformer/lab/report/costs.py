@@ -46,7 +46,7 @@ def _costs(runs: Iterable[Run], split: str) -> Costs:
         return Costs()
     rates = [row['train/tokens_per_second'] for run in runs for row in run.log if row.get('train/tokens_per_second')]
     return Costs(
-        None if runs[0].imported else float(matching.num_parameters(runs[0].config)),  # the same for all seeds
+        _parameters(runs[0]),  # the same for all seeds
         _mean(run.last('train/tokens') for run in runs),
         _mean(run.last('train/flops') for run in runs),
         _mean(run.log[-1]['step'] for run in runs),
@@ -54,6 +54,12 @@ def _costs(runs: Iterable[Run], split: str) -> Costs:
         _mean(run.scored.get(split) for run in runs),
         statistics.median(rates) if rates else None,
     )
+
+
+def _parameters(run: Run) -> float | None:
+    if run.imported:
+        return None
+    return float(run.parameters or matching.num_parameters(run.config))
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

@@ -37,6 +37,7 @@ class Run:
     error: str | None  # the line that says why it failed, or which file cannot be read
     scores: Mapping[str, float]  # of the last evaluations, e.g. 'test/loss'; a value may be nan
     scored: Mapping[str, int]  # by split, the step of the checkpoint that was scored
+    parameters: float | None  # of the model that was scored, if its results say so
     log: Sequence[Mapping[str, Any]]  # the lines of metrics.jsonl
     mismatch_percent: Mapping[str, float]  # by quantity, how far it is from the amount that it is matched to
     seconds: float | None  # that it ran, over all its starts; None if unknown
@@ -246,7 +247,7 @@ def _run(
 ) -> Run:  # fmt: skip
     directory, resolved = place.relative_to(home).as_posix(), place / 'config.json'
     done, final, log = trials.is_done(place), stated, list[dict[str, Any]]()
-    scored: tuple[dict[str, float], dict[str, int]] = {}, {}
+    scored: tuple[dict[str, float], dict[str, int], float | None] = {}, {}, None
     has_ended = done
     try:
         error = None if done else trials.error_of(place)
@@ -282,13 +283,14 @@ def _run(
     )
 
 
-def _scored(place: pathlib.Path) -> tuple[dict[str, float], dict[str, int]]:
-    """Returns (scores of a run's result.json by split and name, the scored step by split)."""
-    found, steps = {}, {}
+def _scored(place: pathlib.Path) -> tuple[dict[str, float], dict[str, int], float | None]:
+    """Returns (scores of a run's result.json by split and name, the scored step by split, the number of parameters)."""
+    found, steps, parameters = {}, {}, None
     for split, scores in writers.results(place).items():
+        parameters = scores.get('parameters', parameters)
         if 'step' in scores:
             steps[split] = scores['step']
         for name, value in scores.items():
             if name not in FACTS:
                 found[f'{split}/{name}'] = math.nan if value is None else float(value)
-    return found, steps
+    return found, steps, parameters
