@@ -682,6 +682,9 @@ def test_as_many_buckets_as_are_worth_a_shape(lengths: list[int], number: int) -
     assert packing.enough_buckets(column, np.array([64])) == number
     distinct, counts = np.unique(lengths, return_counts=True)
     assert packing.enough_buckets(distinct[:, None], np.array([64]), counts) == number
+    assert packing.enough_buckets(column, np.array([64]), num_steps=2000) == number
+    assert packing.enough_buckets(column, np.array([64]), num_steps=160) == min(number, 2)  # saves a fifth
+    assert packing.enough_buckets(column, np.array([64]), num_steps=2) == 1
 
 
 @given(arrays.arrays(np.int64, st.integers(1, 12), elements=st.integers(1, 20)), st.integers(1, 4))

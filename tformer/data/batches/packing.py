@@ -5,6 +5,7 @@ is known, and any row is found without laying out the rows before it. Samplers d
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ from tformer.data.ragged import Computed, Ragged
 WINDOW = 4096  # examples that are packed together: this bounds the time and memory of packing
 BEST_FIT_WINDOW, NEIGHBOURS = 1 << 16, 64  # the same of `best_fit`, which reads so many neighbours together
 WORTH_A_BUCKET = 0.02  # of all positions: what one more bucket saves where their number is not given
+PROGRAMS = 32  # steps of a run that its two programs are worth: a small model compiles them on a CPU in that time
 _AT_ONCE = 1 << 22  # of `pack` in one stack: examples, or counts of lengths, of windows that are filled together
 OPEN_ROWS = 1024  # of `best_fit`: rows with room that wait for the examples of later windows
 
@@ -42,9 +44,12 @@ def bucket_shapes(
     return tuple(sorted({tuple(map(int, bucket.max(axis=0))) for bucket in buckets}))
 
 
-def enough_buckets(lengths: np.ndarray, limits: np.ndarray, counts: np.ndarray | None = None) -> int:
-    """Returns the `num_buckets` of `bucket_shapes` from which on another bucket saves less than a fiftieth."""
-    return len(_buckets(lengths, limits, None, WORTH_A_BUCKET, counts))
+def enough_buckets(
+    lengths: np.ndarray, limits: np.ndarray, counts: np.ndarray | None = None, num_steps: float = math.inf
+) -> int:
+    """Returns the `num_buckets` of `bucket_shapes` from which on another bucket saves less than a fiftieth, or less
+    than the time in which it is compiled in a run of `num_steps` steps."""
+    return len(_buckets(lengths, limits, None, max(WORTH_A_BUCKET, PROGRAMS / num_steps), counts))
 
 
 def _buckets(

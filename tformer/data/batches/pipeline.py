@@ -91,7 +91,9 @@ class Batches:
         batching = 'bucket' if how.packs and not training else data.batching
         lengths, counts = map(np.concatenate, zip(*(part.spans.counted() for part in examples), strict=True))
         limits = np.array([data.length, data.encoder_length or data.length][: lengths.shape[1]])
-        self.num_buckets = data.num_buckets or packing.enough_buckets(lengths, limits, counts)
+        self.num_buckets = data.num_buckets or packing.enough_buckets(
+            lengths, limits, counts, _steps(config, sum(sizes))
+        )
         self.shapes = packing.BATCHING[batching].shapes(lengths, limits, self.num_buckets, counts)
         self.widths = _widths(config, self.shapes, row_multiple or data.row_multiple or 1)
         self.parts = tuple(
@@ -237,6 +239,12 @@ class Batches:
         for name, value in self._per_row.items():
             batch[name] = np.zeros((rows, *value.shape), value.dtype)
         return batch
+
+
+def _steps(config: Config, examples: int) -> float:
+    """Returns the steps of a run of whole batches, for which the number of buckets need not be known."""
+    train = config.train
+    return train.num_steps or max(1.0, (train.num_epochs or 0) * examples / train.batch_size)
 
 
 def _widths(config: Config, shapes: packing.Shapes, multiple: int) -> tuple[int, ...]:
