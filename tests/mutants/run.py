@@ -158,6 +158,7 @@ def main() -> int:
     flags = parser.parse_args()
     mutants = [m for m in load() if not flags.only or any(text in f'{m["name"]} {m["file"]}' for text in flags.only)]
     os.environ['JAX_PLATFORMS'] = 'cpu'
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the mutants end with it
     for module in HEAVY.split():
         importlib.import_module(module)
     if not flags.trust:
