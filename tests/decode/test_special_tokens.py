@@ -211,16 +211,6 @@ def test_an_encoder_whose_tokenizer_writes_other_tokens_around_a_text_is_refused
         hub_special_tokens.framing(tmp_path, {'model_type': 'roberta'}, {}, read, 'encoder')
 
 
-def test_an_encoder_whose_tokenizer_writes_nothing_around_a_text_is_said_to_read_it_framed(tmp_path, capsys) -> None:
-    made = hub_files.FILES['bert']()
-    made.post_processor = None
-    (tmp_path / 'tokenizer.json').write_text(made.to_str())
-    read = Tokenizers(None, HubTokenizer(made.to_str().encode()))
-    hub_special_tokens.framing(tmp_path, {'model_type': 'bert'}, {}, read, 'encoder')
-    said = 'its tokenizer puts nothing around a text; it is read as [CLS] text [SEP]'
-    assert said in capsys.readouterr().err
-
-
 def test_a_class_of_two_stacks_whose_text_does_not_end_with_eos_is_refused(tmp_path: pathlib.Path) -> None:
     made = hub_files.FILES['t5']()
     known = [(name, made.token_to_id(name)) for name in ('</s>', '<pad>')]

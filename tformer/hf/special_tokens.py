@@ -118,13 +118,9 @@ def framing(
 
 
 def _check_encoder(directory: pathlib.Path, tokenizer: Tokenizer, around: Around) -> None:
-    """Raises a `UserError` where an encoder's tokenizer puts other tokens around a text than the run does; where it
-    puts none, a line says that the run does."""
+    """Raises a `UserError` where an encoder's tokenizer puts other tokens around a text than the run does."""
     own = [tokenizer.specials.cls], [tokenizer.specials.sep]
-    if not around.before and not around.after:
-        framed = ' '.join([tokenizer.piece(tokenizer.specials.cls), 'text', tokenizer.piece(tokenizer.specials.sep)])
-        print(f'{directory}: its tokenizer puts nothing around a text; it is read as {framed}', file=sys.stderr)
-    elif around[:2] != own:
+    if (around.before or around.after) and around[:2] != own:
         theirs, ours = (
             ' '.join([*map(tokenizer.piece, before), 'text', *map(tokenizer.piece, after)])
             for before, after in (around[:2], own)

@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from tformer import checks
 from tformer import config as config_lib
 from tformer.config import Config, Decode, Evaluate, Optimizer, hashing
-from tformer.config.tasks import TASKS
+from tformer.config.tasks import HEADS, TASKS
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.distributed import sharding
 from tformer.errors import UserError
@@ -30,8 +30,9 @@ from tformer.training.state import abstract_variables, variables
 
 # Fields that decide which tokens both models read, and which classes the outputs are about: they must agree in them.
 SHARED = tuple(f'model.{name}' for name in ('family', 'vocab_size', 'encoder_vocab_size', 'num_classes')) + tuple(
-    f'data.{name}' for name in ('start', 'source_start', 'source_end', 'end', 'separator', 'bidirectional_prefix')
+    f'data.{name}' for name in ('start', 'source_start', 'source_end', 'bidirectional_prefix')
 )
+JUDGED = ('data.end', 'data.separator')  # the same, where a whole text is judged
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -86,7 +87,8 @@ def make_teacher(config: Config, batch: Mapping[str, Any]) -> Teacher | None:
     theirs = checks.settled(workdir.lent_config(directory))
     theirs = dataclasses.replace(theirs, model=resolve_model(theirs.model))
     ours, own = config_lib.values(config), config_lib.values(theirs)
-    for name in checks.with_effect(config, SHARED):
+    judged = () if HEADS[TASKS[config.train.objective].head].vocabulary else JUDGED
+    for name in checks.with_effect(config, (*SHARED, *judged)):
         if own[name] != ours[name]:
             line = f'train.teacher={directory} has {name}={own[name]}, and this model {ours[name]}'
             raise UserError(f'{line}: both must have the same')
