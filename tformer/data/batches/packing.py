@@ -236,31 +236,37 @@ def _fill_windows(sizes: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray
     firsts = ends - counts.ravel().astype(np.int32)
     firsts[start] = -1  # so that size 0 is never used up
 
-    def longest(table: np.ndarray, room: np.ndarray) -> np.ndarray:
-        """The largest size that is left and fits, 0 if none: it is found through sizes that are used up, and kept."""
-        size = below[table + room].astype(np.int64)
-        gone = np.flatnonzero(ends[table + size] == firsts[table + size])
+    def longest(table: np.ndarray, room: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns the largest size that is left and fits, 0 if none, its place in the tables and its end: it is found
+        through sizes that are used up, and kept."""
+        asked = table + room
+        size = below[asked]
+        at = table + size
+        end = ends[at]
+        gone = used = np.flatnonzero(end == firsts[at])
         while len(gone):
-            size[gone] = below[table[gone] + size[gone] - 1]
-            gone = gone[ends[table[gone] + size[gone]] == firsts[table[gone] + size[gone]]]
-        below[table + room] = size
-        return size
+            size[gone] = below[at[gone] - 1]
+            at[gone] = table[gone] + size[gone]
+            end[gone] = ends[at[gone]]
+            gone = gone[end[gone] == firsts[at[gone]]]
+        if len(used):
+            below[asked[used]] = size[used]
+        return size, at, end
 
     place = np.tile(np.arange(window)[::-1], windows)  # in `by_size`; full ones, rows of their own, stay there
     begins = np.ones(windows * window, bool)
     longer = np.argsort(-left, kind='stable')  # the windows that are still filled are the first of these
-    at, table, free = longer * window + full[longer], start[longer], np.zeros(windows, np.int64)
+    to, table, free = longer * window + full[longer], start[longer], np.zeros(windows, np.int64)
     for live in windows - np.searchsorted(np.sort(left), np.arange(left.max()), 'right'):
-        size = longest(table[:live], free[:live])
-        new = np.flatnonzero(size == 0)
-        free[new] = limit
-        size[new] = longest(table[new], free[new])
-        ends[table[:live] + size] -= 1
-        place[at[:live]] = ends[table[:live] + size]
-        begins[at[:live]] = False
-        begins[at[new]] = True
+        size, at, end = longest(table[:live], free[:live])
+        begins[to[:live]] = size == 0
+        if len(new := np.flatnonzero(size == 0)):
+            free[new] = limit
+            size[new], at[new], end[new] = longest(table[new], free[new])
+        end -= 1
+        ends[at] = place[to[:live]] = end
         free[:live] -= size
-        at[:live] += 1
+        to[:live] += 1
     return np.take_along_axis(by_size, place.reshape(sizes.shape), axis=1), begins.reshape(sizes.shape)
 
 
