@@ -75,7 +75,7 @@ def test_a_run_states_in_how_many_processes_its_batches_are_made(tmp_path, monke
 
 
 def test_the_lengths_of_the_training_split_decide_the_buckets_of_all_and_a_resumed_run_keeps_its_own(tmp_path):
-    config = load('translate.py:smoke', tmp_path, data__cache_dir=str(tmp_path / 'cache'))
+    config = load('translate.py:smoke', tmp_path, data__cache_dir=str(tmp_path / 'cache'), train__num_steps='2000')
     mesh = sharding.make_mesh(config.mesh)
 
     def loaded(num_buckets, before=None):
