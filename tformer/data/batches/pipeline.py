@@ -242,9 +242,8 @@ class Batches:
 
 
 def _steps(config: Config, examples: int) -> float:
-    """Returns the steps of a run of whole batches, for which the number of buckets need not be known."""
-    train = config.train
-    return train.num_steps or max(1.0, (train.num_epochs or 0) * examples / train.batch_size)
+    """Returns about how many steps a run has, before its batches are known."""
+    return config.train.num_steps or max(1.0, (config.train.num_epochs or 0) * examples / config.train.batch_size)
 
 
 def _widths(config: Config, shapes: packing.Shapes, multiple: int) -> tuple[int, ...]:
