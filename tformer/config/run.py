@@ -61,7 +61,7 @@ class Data(Section):
     length: int = 256  # longest row, in tokens (decoder side, or the only one)
     encoder_length: int | None = None  # longest encoder row; None: length
     overlong: str = 'drop'  # training examples over the length: drop or truncate (evaluation always truncates)
-    num_buckets: int | None = None  # bucket: shapes to pad to, each compiled once; None: by the lengths of texts and of the run
+    num_buckets: int | None = None  # bucket: shapes to pad to, each compiled once; None: by lengths of texts and run
     batch_tokens: int | None = None  # bucket: tokens a batch (longer side); None: train.batch_size rows each
     mask_rate: float = 0.15  # masked_lm, span_corruption, denoising with mask: share of the tokens that is hidden
     mask_unit: str = 'token'  # masked_lm: what is hidden together; word: whole words (Cui et al. 2021)
