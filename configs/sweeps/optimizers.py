@@ -10,7 +10,7 @@ Each search draws 16 points of a Sobol sequence over the learning rate (of two a
 method's paper), the weight decay and the warm-up of a small language model of the standard library's bytes, one seed
 each. The best arm and the values of the recipe then train with five fresh seeds. `smoke` takes two steps.
 
-Machine and time: 104 runs of 200 steps; not run to its end here.
+Machine and time: 26 runs of 1,000 steps a method, 3 to 5 minutes on two CPU cores.
 """
 
 from typing import Literal
@@ -21,10 +21,10 @@ SMALL = {
     'model.emb_dim': 32,
     'model.mlp_dim': 96,
     'model.num_heads': 2,
-    'train.num_steps': 200,
+    'train.num_steps': 1000,
     'train.batch_size': 16,
-    'train.eval_every': 200,
-    'optimizer.warmup_steps': 20,
+    'train.eval_every': 1000,
+    'optimizer.warmup_steps': 100,
     'evaluate.max_examples': 4,
 }
 # of each method: the lowest learning rate, and what differs from the recipe
@@ -33,8 +33,8 @@ METHODS: dict[str, tuple[float, Overrides]] = {
     'muon': (3e-4, {'optimizer.name': 'muon'}),
     # no schedule, and larger rates (Defazio et al. 2024, 4.1)
     'schedule_free': (1e-3, {'optimizer.name': 'schedule_free', 'optimizer.schedule': 'constant'}),
-    # a tenth of Adam's rate and ten times its decay (Chen et al. 2023, 5)
-    'lion': (3e-5, {'optimizer.name': 'lion', 'optimizer.learning_rate': 2e-4, 'optimizer.weight_decay': 1.0}),
+    # a third to a tenth of Adam's rate and the more decay (Chen et al. 2023, 5)
+    'lion': (1e-4, {'optimizer.name': 'lion', 'optimizer.learning_rate': 2e-4, 'optimizer.weight_decay': 1.0}),
 }
 
 
@@ -47,6 +47,6 @@ def get_sweep(size: Literal['adamw', 'muon', 'schedule_free', 'lion', 'smoke'] =
     space = {
         'optimizer.learning_rate': log_uniform(lowest, 300 * lowest),
         'optimizer.weight_decay': log_uniform(0.01 * decay, 1.0 * decay),
-        'optimizer.warmup_steps': integers(1, 60),
+        'optimizer.warmup_steps': integers(1, 300),
     }
     return Sweep('../lm_stdlib.py:bytes', search(space, 'qmc', trials=16, baseline={**SMALL, **method}))

@@ -4,7 +4,7 @@
                       [--config.section.field=value ...] [--profile=FIRST:LAST --workdir=DIR]
 
 A train step is timed on full random batches. Where the device's peak is not known, as on a CPU, a product of two square
-matrices is timed between the steps, and `product_share` is the rate of the steps as a share of its. --data times the
+matrices on each device is timed between the steps, and `product_share` is the steps' rate as a share of its. --data times the
 reading, tokenising and batching of the data instead, and --saves compares steps that save a checkpoint with steps that
 do not. --start trains to the end of the first step in two fresh processes, of which the second finds the programs that
 the first has compiled. --suggest finds the batch that the devices train on fastest, and a number of buckets, as flags.
@@ -161,7 +161,7 @@ def train_step(config: Config, steps: int, trace: StepTrace | None = None) -> di
     if peak is not None:
         share = {'mfu': round(flops_per_s / (peak * facts['devices']), 4)}
     else:
-        product = statistics.median(products) * jax.process_count()
+        product = statistics.median(products)
         share = {'product_gflops': round(product / 1e9, 1), 'product_share': round(flops_per_s / product, 4)}
     return {**facts, **rate, **share, 'loss': round(loss, 4)}
 
@@ -170,14 +170,17 @@ PRODUCT_SIZE = 2048  # rows and columns of each matrix
 
 
 def matrix_product(dtype: str) -> Callable[[], float]:
-    """Returns a function that multiplies two square matrices in this process and returns its operations per second."""
-    multiply = jax.jit(jnp.matmul)
-    square = jnp.ones((PRODUCT_SIZE, PRODUCT_SIZE), dtype)
+    """Returns a function that multiplies square matrices on each device of the context's mesh; it returns FLOPs/s."""
+    mesh = jax.sharding.get_mesh()
+    one_each = jax.NamedSharding(mesh, jax.P(mesh.axis_names))
+    shape = (mesh.size, PRODUCT_SIZE, PRODUCT_SIZE)
+    squares = jax.jit(lambda: jnp.ones(shape, dtype), out_shardings=one_each)()
+    multiply = jax.jit(jnp.matmul, out_shardings=one_each)
 
     def timed() -> float:
         began = time.perf_counter()
-        multiply(square, square).block_until_ready()
-        return 2 * PRODUCT_SIZE**3 / (time.perf_counter() - began)
+        multiply(squares, squares).block_until_ready()
+        return mesh.size * 2 * PRODUCT_SIZE**3 / (time.perf_counter() - began)
 
     timed()
     return timed
