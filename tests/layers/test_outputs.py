@@ -29,7 +29,20 @@ def test_the_statistics_of_logits_are_all_that_a_loss_needs():
     np.testing.assert_allclose(found.normalizer, [np.log(16)], rtol=1e-6)
     np.testing.assert_allclose(found.target, [np.log(6)], rtol=1e-6)
     np.testing.assert_allclose(found.mean, [np.log(96) / 3], rtol=1e-6)
-    assert found.best.tolist() == [1]
+    assert found.correct.tolist() == [False]
+
+
+@pytest.mark.parametrize('platform', ['cpu', 'gpu'])
+@pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
+def test_of_equal_logits_the_first_is_the_predicted_one(monkeypatch, platform, dtype):
+    """Of all targets of rows with many equal numbers, infinite ones among them, one is correct, the first largest."""
+    monkeypatch.setattr(heads, 'platform', lambda: platform)
+    logits = np.random.default_rng(0).integers(-2, 2, (50, 1, 9)).astype(np.float32)
+    logits[:9, 0] = np.where(np.eye(9), np.inf, logits[:9, 0])
+    logits[9:12] = -np.inf
+    targets = jnp.broadcast_to(jnp.arange(9), (50, 9))
+    found = heads.token_statistics(jnp.asarray(np.repeat(logits, 9, 1), dtype), targets)
+    np.testing.assert_array_equal(found.correct, np.eye(9, dtype=bool)[logits[:, 0].argmax(-1)])
 
 
 @pytest.mark.parametrize(

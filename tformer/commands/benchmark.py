@@ -4,10 +4,11 @@
                       [--config.section.field=value ...] [--profile=FIRST:LAST --workdir=DIR]
 
 A train step is timed on full random batches. Where the device's peak is not known, as on a CPU, a product of two square
-matrices on each device is timed between the steps, and `product_share` is the steps' rate as a share of its. --data times the
-reading, tokenising and batching of the data instead, and --saves compares steps that save a checkpoint with steps that
-do not. --start trains to the end of the first step in two fresh processes, of which the second finds the programs that
-the first has compiled. --suggest finds the batch that the devices train on fastest, and a number of buckets, as flags.
+matrices on each device is timed between the steps, and `product_share` is the steps' rate as a share of its. --data
+times the reading, tokenising and batching of the data instead, and --saves compares steps that save a checkpoint with
+steps that do not. --start trains to the end of the first step in two fresh processes, of which the second finds the
+programs that the first has compiled. --suggest finds the batch that the devices train on fastest, and a number of
+buckets, as flags.
 """
 
 import contextlib

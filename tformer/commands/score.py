@@ -236,6 +236,6 @@ def _likelihoods(vocab_size: int) -> Method:
 
     def scored(model: Any, batch: Mapping[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
         found = model.token_statistics(batch, DropoutRates(), chunk=chunk)
-        return found.log_likelihood, found.best == batch['targets']
+        return found.log_likelihood, found.correct
 
     return scored

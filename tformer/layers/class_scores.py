@@ -67,7 +67,7 @@ def class_scores(
     scores = {
         'loss': (jnp.sum(loss * weights), weight),
         'nll': (jnp.sum(nll * weights), weight),
-        'accuracy': (jnp.sum((found.best == targets) * weights), weight),
+        'accuracy': (jnp.sum(found.correct * weights), weight),
     }
     if found.divergence is not None:
         scores['divergence'] = (jnp.sum(found.divergence * weights), weight)
