@@ -82,27 +82,29 @@ def test_evaluate_scores_the_mean_of_the_newest_checkpoints(trained, tmp_path) -
 
 
 PRODUCT = ('product_gflops', 'product_share')
+STEP = {'device', 'devices', 'params', 'tokens_per_s', 'step_ms', *PRODUCT, 'loss'}
+SAVES = {'device', 'devices', 'params', 'tokens', 'ratio', 'step_ms', 'blocked_ms'}
 MODES = {
-    'a step': ((), {'device', 'devices', 'params', 'tokens_per_s', 'step_ms', *PRODUCT, 'loss'}),
-    'saves': (('--saves',), {'device', 'devices', 'params', 'tokens', 'ratio', 'step_ms', 'blocked_ms'}),
-    'two processes': (None, {'device', 'devices', 'params', 'tokens_per_s', 'step_ms', *PRODUCT, 'loss'}),
+    'a step': (1, 1, (), STEP),
+    'saves': (1, 1, ('--saves',), SAVES),
+    'two devices': (1, 2, (), STEP),
+    'two processes': (2, 1, (), STEP),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('mode', MODES)
 def test_benchmark_prints_one_line_of_json(mode: str) -> None:
-    flags, keys = MODES[mode]
-    arguments = ['benchmark', f'--config={ROOT}/configs/lm_stdlib.py:smoke', '--steps=2', *(flags or ())]
-    if flags is None:
-        command = [sys.executable, str(LAUNCH / 'local'), '--processes=2', '--devices=1', *arguments]
-        ran = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=HANG)
-    else:
-        ran = tformer(*arguments)
+    processes, devices, flags, keys = MODES[mode]
+    begun = ['-m', 'tformer']
+    if processes * devices > 1:
+        begun = [str(LAUNCH / 'local'), f'--processes={processes}', f'--devices={devices}']
+    command = [sys.executable, *begun, 'benchmark', f'--config={ROOT}/configs/lm_stdlib.py:smoke', '--steps=2', *flags]
+    ran = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=HANG)
     assert ran.returncode == 0, ran.stderr
     (line,) = ran.stdout.splitlines()
     found = json.loads(line)
-    assert found.keys() == keys and found['devices'] == (2 if flags is None else 1)
+    assert found.keys() == keys and found['devices'] == processes * devices
     config = checks.load(f'{ROOT}/configs/lm_stdlib.py:smoke')
     assert found.get('tokens') in (None, config.train.batch_size * config.data.length)
     assert min(value for name, value in found.items() if name not in ('device', 'loss')) > 0
