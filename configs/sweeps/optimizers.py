@@ -4,13 +4,13 @@
     tformer sweep --config=configs/sweeps/optimizers.py:muon --workdir=runs/optimizers/muon
     tformer sweep --config=configs/sweeps/optimizers.py:schedule_free --workdir=runs/optimizers/schedule_free
     tformer sweep --config=configs/sweeps/optimizers.py:lion --workdir=runs/optimizers/lion
-    tformer report runs/optimizers/*/ --timing=false
+    tformer report runs/optimizers/*/ --timing=false [--baseline=adamw/ITS_BEST_ARM]
 
-Each search draws 16 points of a Sobol sequence over the learning rate (of two and a half decades that are those of the
-method's paper), the weight decay and the warm-up of a small language model of the standard library's bytes, one seed
-each. The best arm and the values of the recipe then train with five fresh seeds. `smoke` takes two steps.
+Each search draws 16 points of a Sobol sequence over the learning rate (two and a half decades), the weight decay and
+the warm-up of a small language model of the standard library's bytes, one seed each. The best arm and the values of the
+recipe then train with five fresh seeds. `smoke` takes two steps.
 
-Machine and time: 26 runs of 1,000 steps a method, 3 to 5 minutes on two CPU cores.
+Machine and time: 26 runs of 1,000 steps a method, 3 to 5 minutes on two CPU cores with --parallel=2.
 """
 
 from typing import Literal
@@ -33,7 +33,7 @@ METHODS: dict[str, tuple[float, Overrides]] = {
     'muon': (3e-4, {'optimizer.name': 'muon'}),
     # no schedule, and larger rates (Defazio et al. 2024, 4.1)
     'schedule_free': (1e-3, {'optimizer.name': 'schedule_free', 'optimizer.schedule': 'constant'}),
-    # a third to a tenth of Adam's rate and the more decay (Chen et al. 2023, 5)
+    # a third of Adam's rates and ten times its decay (Chen et al. 2023, 5: a third to a tenth of the rate)
     'lion': (1e-4, {'optimizer.name': 'lion', 'optimizer.learning_rate': 2e-4, 'optimizer.weight_decay': 1.0}),
 }
 
