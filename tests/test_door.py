@@ -223,10 +223,16 @@ def test_a_text_becomes_a_batch(run: tformer.Run) -> None:
 
 
 # ------------------------------------------------------------------------------------------------ help
-def test_help_is_printed_without_jax() -> None:
-    for arguments in (['help'], ['evaluate', '--help']):
-        code = f'import sys; from tformer import __main__ as m; sys.argv[1:] = {arguments}\ntry: m.run()\nfinally: '
+def test_help_and_versions_are_printed_without_jax() -> None:
+    wanted = {
+        'help': 'Scores a checkpoint, or the mean',
+        'evaluate --help': 'on a split.',
+        '--version': f', jax {jax.__version__}, ',
+    }
+    for arguments, said in wanted.items():
+        code = f'import sys; from tformer import __main__ as m; sys.argv[1:] = {arguments.split()}\n'
+        code += 'try: m.run()\nfinally: '
         code += "assert 'jax' not in sys.modules"
         ran = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True)
         assert ran.returncode == 0, ran.stderr
-        assert 'Scores a checkpoint, or the mean of several, on a split.' in ran.stdout
+        assert said in ran.stdout

@@ -13,6 +13,7 @@ from absl import logging
 from tformer import commands, errors
 from tformer.commands import failures
 from tformer.data import stores
+from tformer.training.versions import versions
 
 Parsed = tuple[commands.Command, list[str], dict[str, str], absl_flags.FlagValues]
 
@@ -26,11 +27,12 @@ def usage() -> str:
         *lines,
         '',
         'tformer COMMAND --help prints the usage and the flags of a command.',
+        'tformer --version prints the versions of packages.',
     ])  # fmt: skip
 
 
 def parse(argv: Sequence[str]) -> Parsed:
-    """Returns (the command, its arguments, the config overrides, its flags); prints help and exits if asked to.
+    """Returns (the command, its arguments, the config overrides, its flags); exits after printing help or versions.
 
     Raises:
       UserError: there is no such command or flag, the command does not take it, or a value does not read.
@@ -49,6 +51,9 @@ def parse(argv: Sequence[str]) -> Parsed:
     asks = {'-h', '--help'} & set(rest)
     if len(rest) < 2 or rest[1] == 'help' or (asks and rest[1] not in commands.COMMANDS):
         print(usage())
+        sys.exit(0)
+    if rest[1] == '--version':
+        print(', '.join(f'{name} {version}' for name, version in versions().items()))
         sys.exit(0)
     name = rest.pop(1)
     if name not in commands.COMMANDS:

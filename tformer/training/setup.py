@@ -2,10 +2,8 @@
 
 import contextlib
 import dataclasses
-import importlib.metadata
 import os
 import pathlib
-import platform
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -28,11 +26,11 @@ from tformer.optim.hyperparameters import Hyperparameters
 from tformer.training import checkpoint, copies, pretrained, teacher, workdir
 from tformer.training.program import Program
 from tformer.training.state import TrainState, variables
+from tformer.training.versions import versions
 
 Record = Mapping[str, Any]  # `run`, the metadata of a checkpoint
 
 VALIDATION = 'fingerprint of the validation data'
-PACKAGES = ('tformer', 'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'grain', 'numpy')
 # Fields that say where a host has the data and how it reads them, which may differ between hosts.
 PLACES = tuple(
     f'data.{name}'
@@ -238,13 +236,5 @@ def _metadata(config: Config, fingerprints: Mapping[str, Any]) -> dict[str, Any]
         'config_digest': config_lib.digest(config),
         'data': fingerprints,
         'attention_kernel': None if config.model.recurrence else kernel_choice.pick(config.model, sharding.platform()),
-        'versions': {'python': platform.python_version(), **{name: _version(name) for name in PACKAGES}},
+        'versions': versions(),
     }
-
-
-def _version(package: str) -> str:
-    """Returns the version of a package; tformer may run from its source tree."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return 'not installed'
