@@ -168,18 +168,15 @@ def expected_traffic(name, num_params):
             ('all-gather', 'fsdp'): gathered(8, 2 * L * KERNELS + V * D + LONGEST * D + L * D),
             ('all-reduce', 'fsdp'): summed(8, gradients),
         }
-    per_token = 3 * ROWS * T  # of the softmax over the vocabulary: largest, sum, the target's logit
-    likeliest = 2 * 8 * ROWS * T  # and which is the largest: value and number of each device's own
+    # of the softmax over the vocabulary: largest, sum, the target's logit; in a byte, whether one before it is as large
+    per_token = 3.25 * ROWS * T
     if name == 'tensor':  # embedding; after attention and feed-forward; backward before them; before the vocabulary
         stream = STREAM * (1 + L * (2 + PROJECTIONS) + 1)
-        return {
-            ('all-reduce', 'tensor'): summed(8, stream + per_token),
-            ('all-gather', 'tensor'): gathered(8, likeliest),
-        }
+        return {('all-reduce', 'tensor'): summed(8, stream + per_token)}
     if name == 'sequence':  # the stream between is split: gathered where tensor sums, at the top and back at the foot
         stream, rows = STREAM / 2 * (1 + L * (2 + PROJECTIONS) + 1), per_token / 2
         return {
-            ('all-gather', 'tensor'): gathered(4, STREAM / 2 * (L * 4 + 2) + likeliest / 4),
+            ('all-gather', 'tensor'): gathered(4, STREAM / 2 * (L * 4 + 2)),
             ('all-reduce', 'tensor'): summed(4, stream + rows + LONGEST * D),
         }
     assert name == 'context'  # keys and values forward; them and their gradients backward
