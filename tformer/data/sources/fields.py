@@ -137,6 +137,8 @@ def _of_preference(record: Record, config: Data) -> Record:
 def _of_class(record: Record, config: Data) -> Record:
     """The label is one of data.labels."""
     label = str(record['label'])
+    if isinstance(record['label'], float) and not math.isfinite(record['label']):  # often a value that is missing
+        raise BadRecord(f'label {label} is not finite')
     record = {**record, 'label': label}
     _filled(record, 'label', 'text', 'pair')
     if label != label.strip():

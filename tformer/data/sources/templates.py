@@ -48,7 +48,11 @@ class _Items(list[Any]):
         if not isinstance(place, int) or place >= len(self):
             raise BadRecord(f'there is no item {place} in a list of {len(self)}')
         value = super().__getitem__(place)
+        if value is None:
+            raise BadRecord(f'item {place} of a list is null')
         return _Keys(value) if isinstance(value, dict) else _Items(value) if isinstance(value, list) else value
 
     def __str__(self) -> str:
+        if None in self:
+            raise BadRecord(f'item {self.index(None)} of a list is null')
         return ' '.join(map(str, self))
