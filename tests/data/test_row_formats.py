@@ -130,7 +130,7 @@ def test_a_file_that_is_cut_or_changed_is_one_line(tmp_path, name: str) -> None:
         len(split)
 
 
-@pytest.mark.parametrize('name', ['a.arrow', 'a.tar', 'a.tar.gz'])
+@pytest.mark.parametrize('name', ['a.arrow', 'a.feather', 'a.tar', 'a.tar.gz'])
 def test_several_files_in_one_are_refused(tmp_path, name: str) -> None:
     file = tmp_path / name
     WRITERS[name](file, ROWS[:40])
@@ -138,9 +138,9 @@ def test_several_files_in_one_are_refused(tmp_path, name: str) -> None:
     file.write_bytes(once + once)
     with pytest.raises(UserError, match=rf'{name} has more after its end: is it several'):
         load(path=(str(file),))
-    if name == 'a.arrow':
+    if '.tar' not in name:
         with pytest.raises(UserError, match='has more after its end'):
-            tables.group_sizes(file, '.arrow')
+            tables.group_sizes(file, file.suffix)
     if name == 'a.tar':
         file.write_bytes(once + bytes(1 << 17))
         assert load(path=(str(file),))
@@ -343,6 +343,11 @@ def test_mistakes_in_shards(tmp_path, case: str) -> None:
 def test_members_that_belong_to_no_sample_are_ignored(tmp_path) -> None:
     content = {'README': b'read', './1.txt': b'one', './.DS_Store': bytes(4), './._2.txt': bytes(4), '2.txt': b'two'}
     members(tmp_path / 'a.tar', content)
+    assert load('valid', 'masked_lm', valid_path=(str(tmp_path / 'a.tar'),)) == [{'text': 'one'}, {'text': 'two'}]
+
+
+def test_a_byte_order_mark_is_no_part_of_a_member(tmp_path) -> None:
+    members(tmp_path / 'a.tar', {'a.txt': b'\xef\xbb\xbfone', 'a.cls': b'x', 'b.json': b'\xef\xbb\xbf{"text": "two"}'})
     assert load('valid', 'masked_lm', valid_path=(str(tmp_path / 'a.tar'),)) == [{'text': 'one'}, {'text': 'two'}]
 
 

@@ -104,7 +104,7 @@ def _add(found: Values, name: str, member: tarfile.TarInfo, tar: tarfile.TarFile
         return
     content = tar.extractfile(member)
     assert content is not None
-    text = plain(content.read(), None)
+    text = plain(content.read(), None).removeprefix('\ufeff')
     more = {name: text}
     if name == 'json' and name not in names:
         more = _object(text, member.name)

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import itertools
 import json
+import mmap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from tformer.data.sources.text_reader import File, changed, needed, state
 from tformer.errors import UserError, nearest
 
 _BUFFER = 1 << 20  # bytes of a column chunk of Parquet that are read together
+_JOINT = b'ARROW1ARROW1\0\0'  # the end of a file of Arrow and the beginning of another
 _END_OF_STREAM = b'\xff\xff\xff\xff\0\0\0\0'  # of Arrow; without it a stream was cut off between two batches
 
 
@@ -50,6 +52,7 @@ def group_sizes(path: Path, kind: str) -> list[int]:
             return [file.metadata.row_group(i).total_byte_size for i in range(file.num_row_groups)]
     if kind in ('.arrow', '.feather'):
         with one_line(path), _batches(path, {}, mapped=True) as (batches, _):
+            _refuse_joined(path)
             return [batch.nbytes for batch in batches]
     return []
 
@@ -82,7 +85,9 @@ def _parquet(rows: Rows, names: Names) -> Iterator[tuple[int, Values]]:
 def _arrow(rows: Rows, names: Names) -> Iterator[tuple[int, Values]]:
     mapped, before = rows.groups is not None, 0
     with rows.unchanged(), one_line(rows.path), _batches(rows.path, names, mapped) as (batches, columns):
-        if rows.groups:
+        if rows.groups is None:
+            _refuse_joined(rows.path)
+        elif rows.groups:
             before = sum(batch.num_rows for batch in itertools.islice(batches, rows.groups.start))
             batches = itertools.islice(batches, len(rows.groups))
         yield from _of_batches(rows, map(_checked, batches), columns, before)
@@ -121,6 +126,13 @@ def _stream(path: Path, batches: Iterable[Any], file: Any) -> Iterator[Any]:
     yield from batches
     if file.tell() != file.size():
         raise UserError(f'{path} has more after its end: is it several Arrow streams in one?')
+
+
+def _refuse_joined(path: Path) -> None:
+    """Raises a `UserError` if there are several files of Arrow in one: the last of them says where batches are."""
+    with path.open('rb') as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        if content.find(_JOINT) >= 0:
+            raise UserError(f'{path} has more after its end: is it several Arrow files in one?')
 
 
 def _checked(batch: Any) -> Any:
