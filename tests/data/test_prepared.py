@@ -547,6 +547,15 @@ def test_mistakes(tmp_path: Path) -> None:
     assert len(sample.contents.of_tokenizer(train_tokenizers(cfg, []).target)) == 5 and sample[0]['text']
 
 
+def test_a_full_disk_is_of_the_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: cache.Writer, name: str, values: np.ndarray) -> None:
+        raise OSError(28, 'No space left on device')
+
+    monkeypatch.setattr(cache.Writer, 'append', full)
+    with pytest.raises(UserError, match=r'set/unfinished \(--output\): No space left on device$'):
+        made(config(tmp_path, write(tmp_path / 'a.jsonl', texts(20))), tmp_path / 'set')
+
+
 def test_progress_is_told_with_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0, *(100 + 30 * i for i in range(40))])
     monkeypatch.setattr(prepare.time, 'monotonic', lambda: next(clock))

@@ -80,12 +80,16 @@ def arrays(
 
 
 def entry(
-    place: Path, depends_on: Mapping[str, Any], make: Callable[[Writer], None], check: Check = lambda *_: None
+    place: Path,
+    depends_on: Mapping[str, Any],
+    make: Callable[[Writer], None],
+    check: Check = lambda *_: None,
+    named_by: str = 'data.cache_dir',
 ) -> Path:
     """Returns the directory of the entry of `depends_on` in `place`, with a file for each array.
 
     An entry that is missing, damaged or fails `check` is made. `depends_on` holds JSON values; equal values mean equal
-    arrays. `make` appends the arrays to the writer.
+    arrays. `make` appends the arrays to the writer. In messages, `named_by` is what names the directory.
 
     Raises:
       UserError: the directory cannot be written, e.g. the disk is full. A half-written entry is removed.
@@ -96,7 +100,7 @@ def entry(
             place.mkdir(parents=True, exist_ok=True)
             _make_alone(wanted, make, check)
     except OSError as error:
-        raise UserError(f'cannot use the token cache in {place} (data.cache_dir): {error.strerror or error}') from error
+        raise UserError(f'cannot use the token cache in {place} ({named_by}): {error.strerror or error}') from error
     return wanted
 
 

@@ -48,7 +48,8 @@ class Plan(NamedTuple):
 def run(place: str, stage: str, number: int) -> None:
     """Makes an entry of a stage in a set's directory, unless it is there and passes its checksums."""
     own = job.load(f'{place}/{WORK}')
-    cache.entry(Path(place, WORK), _key(own, stage, number), functools.partial(STAGES[stage], place, own, number))
+    make = functools.partial(STAGES[stage], place, own, number)
+    cache.entry(Path(place, WORK), _key(own, stage, number), make, named_by='--output')
 
 
 def made(place: str, stage: str, number: int) -> tuple[cache.Arrays, cache.Facts]:
