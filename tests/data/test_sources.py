@@ -93,6 +93,8 @@ MISTAKES = {
     'unknown column': ('a.tsv', b'a\tb\n', {'columns': ('sorce', 'target')}, r"lacks 'source'.*did you mean 'sorce'"),
     'header': ('a.tsv', b'source\ttarget\na\tb\n', {}, r'a.tsv:1: it has the names of the columns.*delete this line'),
     'own header': ('a.tsv', b'target\tsource\na\tb\n', {'columns': ('target', 'source')}, 'delete this line'),
+    'header in capitals': ('a.tsv', b'Source\tTarget\na\tb\n', {}, "delete this line: 'Source"),
+    'header in another order': ('a.tsv', b'target\tsource\n', {}, 'this line, and set data.columns=target,source: '),
     'column twice': ('a.tsv', b'a\tb\tc\n', {'columns': ('source', 'source', 'target')}, "names 'source' twice$"),
     'bad json': ('a.jsonl', b'{"source": "a", "target": "b"}\n{"sou', {}, r'a.jsonl:2: not JSON'),
     'no object': ('a.jsonl', b'[1]', {}, r'a.jsonl:1: not a JSON object'),

@@ -4,7 +4,7 @@ import io
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +80,8 @@ def _tsv(text: Text, config: Data, objective: str) -> Iterator[Record]:
         layouts += [('label', 'text')] if own == ('text',) else []
     for number, line in text.filled():
         values = line.split('\t')
-        if number == 1 and tuple(values) in layouts:
-            text.bad(number, f'it has the names of the columns, not their values: delete this line: {line[:40]!r}')
+        if number == 1 and (header := _header(values, layouts)):
+            text.bad(number, f'it has the names of the columns, not their values: {header}: {line[:40]!r}')
             continue
         fitting = [layout for layout in layouts if len(layout) == len(values)]
         if not fitting:
@@ -93,6 +93,16 @@ def _tsv(text: Text, config: Data, objective: str) -> Iterator[Record]:
         for name in lists:
             by_name[name] = by_name[name].split(' ') if by_name[name] else []
         yield from _made(text, number, by_name, make, objective)
+
+
+def _header(values: Sequence[str], layouts: Iterable[Columns]) -> str | None:
+    """Returns what to do about a line that names the columns of a layout, in any order; None: it does not."""
+    names = tuple(value.strip().lower() for value in values)
+    for layout in layouts:
+        if sorted(names) == sorted(map(str.lower, layout)):
+            order = '' if names == tuple(map(str.lower, layout)) else f', and set data.columns={",".join(names)}'
+            return f'delete this line{order}'
+    return None
 
 
 def _columns(text: Text, config: Data, objective: str) -> Columns:
