@@ -514,11 +514,13 @@ def test_mistakes(tmp_path: Path) -> None:
     cfg = config(tmp_path, path, valid_path=(path,), test_path=(path,))
     made(cfg, tmp_path / 'set')
     there = str(tmp_path / 'set')
-    (tmp_path / 'a.bin').write_bytes(bytes(64))
+    for name in ('a.bin', 'a.bin.gz'):
+        (tmp_path / name).write_bytes(bytes(64))
     for change, message in (
         ({'data': {'cleaning': ('spaces',)}}, 'set holds a set of other texts, settings or tokens: delete it'),
         ({'data': {'path': (there,), 'valid_path': (), 'test_path': ()}}, 'set is a prepared set already'),
         ({'data': {'path': (str(tmp_path / 'a.bin'),)}}, 'a.bin holds tokens already'),
+        ({'data': {'path': (str(tmp_path / 'a.bin.gz'),)}}, 'a.bin.gz holds tokens already'),
         ({'data': {'mixture': (f'path={path}',)}}, '--output prepares one source'),
         ({'data': {'train_examples': 3}}, '--output prepares all texts: leave out data.train_examples'),
         ({'train': {'objective': 'seq2seq'}}, 'train.objective=seq2seq is none'),

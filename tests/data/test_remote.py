@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 import emulated
-from tformer.config.run import Data
+from tformer.config.run import Config, Data
 from tformer.data import cache, places, remote, stores
 from tformer.data.sources import sources
+from tformer.data.tokenizers.tokenizers import train_tokenizers
 from tformer.errors import UserError
 
 CONTENT = bytes(range(256)) * 400
@@ -290,6 +291,16 @@ def test_errors_in_fetched_files_name_their_urls(server, tmp_path) -> None:
         with pytest.raises(UserError, match=f'^{re.escape(server.url + message)}'):
             paths = (f'{server.url}/{name}',)
             len(sources.load(Data(path=('x',), test_path=paths, cache_dir=str(tmp_path)), 'causal_lm', 'test'))
+
+
+def test_tokens_in_fetched_files_are_named_by_their_urls(server, tmp_path) -> None:
+    server.files['/a.bin'] = bytes([7, 0, 0, 9])
+    own = Config(data=Data(path=(f'{server.url}/a.bin',), tokenizer='byte', cache_dir=str(tmp_path)))
+    found = sources.load(own.data, 'causal_lm', 'train')
+    with pytest.raises(UserError, match=f'^{re.escape(server.url)}/a.bin holds tokens and no text'):
+        list(found)
+    with pytest.raises(UserError, match=f'^{re.escape(server.url)}/a.bin: token 2304 at place 1 is outside'):
+        found.contents.of_tokenizer(train_tokenizers(own, []).target)
 
 
 def test_objects_of_a_store(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:

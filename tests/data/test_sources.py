@@ -297,6 +297,14 @@ def test_globs(tmp_path) -> None:
     for twice in (('b2.tsv.gz', './b2.tsv.gz'), ('b2.tsv.gz', '*.tsv.gz'), ('a*.tsv.gz', 'b*.tsv.gz', '*2.tsv.gz')):
         with pytest.raises(UserError, match=r'[ab]2.tsv.gz is named twice in data.path$'):
             load(path=tuple(f'{place}/{name}' for name in twice))
+    (tmp_path / 'latest.tsv.gz').symlink_to(place / 'b2.tsv.gz')
+    with pytest.raises(
+        UserError, match=r'latest.tsv.gz is the same file as .*/b2.tsv.gz: it is named twice in data.path'
+    ):
+        load(path=(f'{place}/*.tsv.gz', str(tmp_path / 'latest.tsv.gz')))
+    (tmp_path / 'gone.tsv').symlink_to('nowhere')
+    with pytest.raises(UserError, match=r'gone.tsv does not exist: it is a link to nowhere$'):
+        load(path=(str(tmp_path / 'gone.tsv'),))
     with pytest.raises(UserError, match=r"a/\*.tsv.g matches no file; did you mean '[ab]2.tsv.gz'"):
         load(path=(f'{place}/*.tsv.g',))
     with pytest.raises(UserError, match=r"the ending of .*deeper='' is unknown"):

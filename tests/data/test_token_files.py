@@ -199,6 +199,11 @@ CASES = {  # the index has 34 bytes before lengths of 4, pointers of 8 and ends 
     'tokens cut': (damaged('train.bin', lambda x: x.pop()), r'describes 8 bytes of train.bin, which has 7'),
     'tokens more': (damaged('train.bin', lambda x: x.extend(b'ab')), r'describes 8 bytes of train.bin, which has 10'),
     'odd': (lambda place: (place / 'train.bin').write_bytes(b'abc'), r'train.bin has 3 bytes, which are not whole'),
+    'packed': (lambda place: (place / 'train.bin.gz').write_bytes(b'abcd'), r'train.bin.gz is not a .bin file'),
+    'index of nothing': (
+        lambda place: (nanogpt(place / 'train.bin', [5, 6]), (place / 'train.idx').symlink_to('none')),
+        r'train.idx cannot be read: No such file',
+    ),
     'empty': (lambda place: (place / 'train.bin').write_bytes(b''), r'train.bin has 0 bytes, which are not whole'),
     'wide': (lambda place: nanogpt(place / 'train.bin', list(range(9, 50)), '<i4'), r'train.bin looks like numbers'),
     'wider': (lambda place: nanogpt(place / 'train.bin', list(range(9, 50)), '<i8'), r'train.bin looks like numbers'),

@@ -117,7 +117,7 @@ def _add_files(config: Config, split: str, found: list[Any], parts: list[Any]) -
     if any(map(shards.is_set, files.named(config.data, split))):
         raise UserError(f'{files.named(config.data, split)[0]} is a prepared set already')
     for path, held_out in files.locate(config.data, split):
-        if path.suffix == token_files.ENDING:
+        if ending(path) == token_files.ENDING:
             raise UserError(f'{path} holds tokens already, from which training reads as it is')
         if held_out and split != 'train':
             continue

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tformer.config import hashing
+from tformer.data import remote
 from tformer.data.ragged import Documents, mapped
 from tformer.data.sources.records import fingerprint
 from tformer.data.sources.token_files import Tokens
@@ -208,6 +209,7 @@ class PreparedTokens(Tokens):
         assert isinstance(self.documents, Sharded)
         return PreparedTokens(self._place, self._tokenizer, self.documents.taken(np.array(indices, np.int64)))
 
+    @remote.by_url()
     def of_tokenizer(self, tokenizer: Tokenizer) -> Documents:
         """Returns the documents, which have text from then on; a `UserError` if another tokenizer has written them."""
         if tokenizer.fingerprint != self._tokenizer:

@@ -43,7 +43,7 @@ def load(config: Data, objective: str, split: str) -> tuple[str, Read]:
     if any(map(shards.is_set, names)):
         return _prepared(names, config, objective, split)
     located = locate(config, split)
-    if any(path.suffix == token_files.ENDING for path, _ in located):
+    if any(ending(path) == token_files.ENDING for path, _ in located):
         return _tokens(located, config, objective, split)
     how: list[object] = [config.columns, config.bad_lines, objective]
     if TASKS[objective].labelled:
@@ -79,9 +79,13 @@ def locate(config: Data, split: str) -> list[tuple[Path, tuple[str, ...]]]:
         has_splits = os.path.isdir(name) and not os.path.isfile(os.path.join(name, _SAVED))
         parts = () if own.get(split) or has_splits else held_out
         located += [(path, parts) for path in _located(name, split) if ending(path)]
-    names = [os.path.abspath(path) for path, _ in located]
-    if twice := next((name for name, count in collections.Counter(names).items() if count > 1), None):
-        raise UserError(f'{twice} is named twice in data.{"path" if not own.get(split) else f"{split}_path"}')
+    seen: dict[str, str] = {}  # the names of files, by those that links lead to
+    for path, _ in located:
+        name, field = os.path.abspath(path), 'path' if not own.get(split) else f'{split}_path'
+        if before := seen.get(os.path.realpath(path)):
+            twice = 'is named twice' if before == name else f'is the same file as {before}: it is named twice'
+            raise UserError(f'{name} {twice} in data.{field}')
+        seen[os.path.realpath(path)] = name
     return located
 
 
@@ -104,8 +108,10 @@ def _tokens(
 ) -> tuple[str, Read]:
     """As `load`, of files of tokens."""
     for path, _ in located:
-        if path.suffix != token_files.ENDING:
+        if ending(path) != token_files.ENDING:
             raise UserError(f'{path} holds no tokens, unlike other files of data.path: make parts of data.mixture')
+        if path.suffix != token_files.ENDING:
+            raise UserError(f'{path} is not a {token_files.ENDING} file: tokens are read where they are, so unpack it')
         if TASKS[objective].fields != ('text',):
             wanted = ' and '.join(TASKS[objective].fields)
             raise UserError(f'{path} has only tokens and {objective} needs {wanted}: use a .tsv or .jsonl file')
@@ -132,6 +138,8 @@ def _located(name: str, split: str) -> list[Path]:
         siblings = sorted(other.name for other in path.parent.iterdir()) if path.parent.is_dir() else []
     except OSError as error:
         raise UserError(f'{path} cannot be read: {error.strerror}') from None
+    if not matches and path.is_symlink():
+        raise UserError(f'{path} does not exist: it is a link to {os.readlink(path)}')
     if not matches:
         problem = 'matches no file' if pattern else 'does not exist'
         raise UserError(f'{path} {problem}{nearest(path.name, siblings, listed=10)}')

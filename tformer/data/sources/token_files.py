@@ -5,6 +5,7 @@ has documents; the others are a stream of tokens, in which a document ends with 
 """
 
 import dataclasses
+import os
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
+from tformer.data import remote
 from tformer.data.ragged import Documents, mapped
 from tformer.data.sources.records import Record, View
 from tformer.data.sources.text_reader import File, changed, find, state
@@ -41,7 +43,7 @@ def found(path: Path) -> TokenFile:
     """Returns a file of tokens with its index if it has one; raises a `UserError` if it cannot be read."""
     index = path.with_suffix(INDEX)
     before = state(path)
-    return TokenFile(find(path), find(index) if index.exists() else None, before)
+    return TokenFile(find(path), find(index) if os.path.lexists(index) else None, before)
 
 
 class Tokens(View):
@@ -54,6 +56,7 @@ class Tokens(View):
     def __len__(self) -> int:
         return len(self.documents)
 
+    @remote.by_url()
     def _records(self, indices: Sequence[int]) -> list[Record]:
         """Returns the text of documents, or of long ones of their beginning, once their vocabulary is known."""
         if self._decode is None:
@@ -67,6 +70,7 @@ class Tokens(View):
     def taken(self, indices: Sequence[int]) -> 'Tokens':
         return Tokens(self._files, self.documents.taken(np.array(indices, np.int64)))
 
+    @remote.by_url()
     def of_tokenizer(self, tokenizer: Tokenizer) -> Documents:
         """Returns the documents without the special tokens around them, all of whose tokens have been read once.
 
