@@ -238,6 +238,7 @@ def test_mistakes_with_tfds(tiny_set: dict[str, object], tmp_path) -> None:
         ({'tfds_name': None}, 'needs data.tfds_name'),
         ({'tfds_name': 'big_set'}, 'big_set is not prepared in'),
         ({'tfds_splits': ('trian', 'valid', 'test')}, "no split 'trian' .*did you mean 'train'"),
+        ({'tfds_splits': ('train[2:1]', 'valid', 'test')}, r"split 'train\[2:1\]' of tiny_set .* is empty$"),
         ({'columns': ('txt',)}, "no feature 'txt' .*did you mean 'text'"),
         ({'columns': ('pair',)}, "'pair' .* not text"),
     ):
@@ -250,6 +251,9 @@ def test_mistakes_with_tfds(tiny_set: dict[str, object], tmp_path) -> None:
         text = file.read_bytes()
         (copied / file.name).write_bytes(text.replace(b'array_record', b'tfrecord') if file.suffix == '.json' else text)
     with pytest.raises(UserError, match='prepared as tfrecord'):
+        load(**{**tiny_set, 'tfds_dir': str(tmp_path)})
+    (copied / info.name).write_bytes(info.read_bytes()[:100])
+    with pytest.raises(UserError, match=r'^tiny_set cannot be read in .*: Failed to load JSON'):
         load(**{**tiny_set, 'tfds_dir': str(tmp_path)})
 
 

@@ -35,6 +35,8 @@ def load(config: Data, objective: str, split: str) -> tuple[str, Read]:
     except (KeyError, ValueError):
         hint = nearest(name, info.splits)
         raise NoSplitError(f'{config.tfds_name} has no split {name!r} (data.tfds_splits){hint}') from None
+    if info.splits[name].num_examples < 1 or _is_reversed(name, info.splits):
+        raise NoSplitError(f'the split {name!r} of {config.tfds_name} (data.tfds_splits) is empty')
     for file in files:
         if not Path(file.filename).is_file():
             raise UserError(f'{file.filename}, a part of {config.tfds_name}, does not exist')
@@ -66,12 +68,21 @@ def prepared(name: str, directory: str | None) -> Any:
         builder = tfds.core.read_only_builder.builder_from_files(name, data_dir=directory)
     except tfds.core.DatasetNotFoundError:
         raise UserError(f'{name} is not prepared in {place}: {_PREPARE}, or set data.tfds_dir') from None
-    except ValueError as error:
-        raise UserError(f'{name} cannot be read in {place}: {str(error).splitlines()[0]}') from None
+    except Exception as error:  # what TFDS raises of damaged files is of no common kind
+        why = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(f'{name} cannot be read in {place}: {why}') from None
     if builder.info.file_format != tfds.core.FileFormat.ARRAY_RECORD:
         problem = f'prepared as {builder.info.file_format.value}, which has no random access without TensorFlow'
         raise UserError(f'{builder.data_path} is {problem}: move it away and {_PREPARE}')
     return builder
+
+
+def _is_reversed(name: str, splits: Any) -> bool:
+    """Returns whether a slice ends before it begins, of which TFDS may give the records up to the end of a file."""
+    import tensorflow_datasets as tfds
+
+    parts = tfds.core.ReadInstruction.from_spec(name).to_absolute(splits)
+    return any(part.to is not None and part.to < (part.from_ or 0) for part in parts)
 
 
 def _wanted(features: Any, config: Data, objective: str) -> tuple[dict[str, str], dict[str, Any]]:
