@@ -398,6 +398,8 @@ MISTAKES = {
         search({'model.norm': choice(['rmsnrm', 'layernorm'])}, 'random'), BASE
     ),
     'learning_rate=-1.0 does not fit the base': lambda: SearchJobs(search({RATE: uniform(-1, 1)}, 'random'), BASE),
+    r"uniform\('1', 2\): both must be finite numbers": lambda: uniform('1', 2),
+    r'log_uniform\(1, inf\): both must be finite numbers': lambda: log_uniform(1, math.inf),
     r'integers\(1.5, 3\): both must be integers': lambda: integers(1.5, 3),
     r'integers\(0, 3, log=True\): both must be positive': lambda: integers(0, 3, log=True),
 }

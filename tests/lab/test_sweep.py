@@ -121,6 +121,9 @@ MISTAKES = {
     "arm 1 of 1: 'model.norm' is not a dict of fields": lambda: trials.trials(TINY, ['model.norm']),
     'the first must be the smaller': lambda: uniform(3, 1),
     'both must be positive': lambda: log_uniform(0, 1),
+    r'sample: optimizer.learning_rate=\[1, 2\] is none of uniform\(\)': lambda: sample(
+        {'optimizer.learning_rate': [1, 2]}, 3
+    ),
     'match: .parameters. is not a Match': lambda: trials.trials(TINY, [{}], ['parameters']),
     "match: 'flops' is not a Match": lambda: trials.trials(TINY, [{}], 'flops'),
     'match: two of them adjust model.mlp_dim': lambda: trials.trials(
@@ -452,7 +455,7 @@ def test_a_metric_that_depends_on_the_data_is_left_to_the_report() -> None:
         'Sweep(5, seeds(2))': 'neither FILE',
         'Sweep({"model": 5}, seeds(2))': 'config.model=5 is not a section',
         'Sweep(BASE, seeds(2), 5)': '5 is not a Match',
-        'Sweep(BASE, seeds("2"))': 'not supported between',
+        'Sweep(BASE, seeds("2"))': "seeds: '2' is not an integer",
         'Sweep(BASE, seeds(10**9))': '1,000,000,000 trials are more than a sweep can have',
         'Sweep(BASE, sample({}, 10**9))': '1,000,000,000 trials are more than a sweep can have',
         'Sweep(BASE, product(seeds(10**4), seeds(10**4, 10**5)))': '100,000,000 trials are more',
@@ -676,6 +679,20 @@ def test_sweeps_of_other_trials_do_not_share_a_directory_at_once(tmp_path: pathl
     Leases(tmp_path / 'leases', Holder('elsewhere', 1, started=1)).take('session/it')
     monkeypatch.setattr(leases, 'PATIENCE', -1.0)  # what is silent is dead
     manifest.enter(TINY, made[:2], Leases(tmp_path / 'leases')).release(done=True)
+
+
+def test_the_metric_of_a_search_is_checked_before_anything_trains(tmp_path: pathlib.Path) -> None:
+    (tmp_path / 'search.py').write_text(
+        'from tformer.lab.sweep import Sweep, search, uniform\n\n'
+        "def get_sweep(name):\n    space = {'optimizer.learning_rate': uniform(0.1, 0.2)}\n"
+        f'    return Sweep({str(ROOT / "configs/g2p.py:smoke")!r}, search(space, "random", metric=name))\n'
+    )
+    command, spec = ['tformer', 'sweep', '--dry_run'], f'--config={tmp_path}/search.py'
+    with pytest.raises(UserError, match="search: metric='valid/lss' is unknown; did you mean 'valid/loss'"):
+        command_line.main([*command, f'{spec}:valid/lss'])
+    with pytest.raises(UserError, match="search: metric='valid/word_error_rate' is unknown"):  # while training
+        command_line.main([*command, f'{spec}:valid/word_error_rate'])
+    command_line.main([*command, f'{spec}:valid/word_error_rate', '--config.evaluate.examples_while_training=8'])
 
 
 def test_who_joins_a_search_may_know_less_of_it_than_is_drawn(tmp_path: pathlib.Path) -> None:

@@ -170,7 +170,17 @@ def _loaded(
         if where is not None and where.together > 1:
             raise UserError(f'--together={where.together}: the arms of a search train one by one')
         search = SearchJobs(sweep.arms, base, sweep.match)
+        _check_searched(sweep.arms.metric, search.base)
         return _Loaded(search.base, search.listed(None if workdir is None else pathlib.Path(workdir)), search)
+
+
+def _check_searched(metric: str, base: Config) -> None:
+    """Raises a `UserError` where no evaluation will have the metric of a search; names may go on with a class's."""
+    from tformer.evaluation import scorer  # slow to import
+
+    known = [*scorer.score_names(base), *scorer.score_names(base, ['a plain tag'])]
+    if not any(metric.startswith(f'{each}_') for each in known):
+        choose(dict.fromkeys(known), metric, 'search: metric')
 
 
 def _claim(spec: str, workdir: str, overrides: Mapping[str, str], check: Check) -> int:

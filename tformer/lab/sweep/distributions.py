@@ -1,6 +1,8 @@
 """The values that a field may take in a random sample or a search: ranges of numbers, and choices."""
 
 import dataclasses
+import math
+import numbers
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -85,5 +87,7 @@ def rounded(value: float) -> float:
 
 
 def _ordered(name: str, low: float, high: float) -> None:
+    if not all(isinstance(end, numbers.Real) and math.isfinite(end) for end in (low, high)):
+        raise UserError(f'{name}({low!r}, {high!r}): both must be finite numbers')
     if not low < high:
         raise UserError(f'{name}({low}, {high}): the first must be the smaller')

@@ -10,6 +10,7 @@ A sweep file defines `get_sweep()`:
 
 import itertools
 import math
+import numbers
 import random
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -76,6 +77,9 @@ def sample(distributions: Mapping[str, Distribution], count: int, seed: int = 0)
     A draw depends only on the seed, its field and its number: more draws, or another field, do not change it.
     """
     _few('sample', count)
+    for field, of in distributions.items():
+        if not callable(of):
+            raise UserError(f'sample: {field}={of!r} is none of uniform(), log_uniform(), integers(), choice()')
     return [draw(distributions, number, seed) for number in range(count)]
 
 
@@ -102,5 +106,7 @@ def _listed(field: str, values: Mapping[str, Iterable[Any]]) -> list[Any]:
 
 
 def _few(name: str, count: int) -> None:
+    if not isinstance(count, numbers.Integral):
+        raise UserError(f'{name}: {count!r} is not an integer')
     if count > MOST:
         raise UserError(f'{name}: {count:,} trials are more than a sweep can have: {MOST:,}')
