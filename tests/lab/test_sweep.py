@@ -695,6 +695,24 @@ def test_the_metric_of_a_search_is_checked_before_anything_trains(tmp_path: path
     command_line.main([*command, f'{spec}:valid/word_error_rate', '--config.evaluate.examples_while_training=8'])
 
 
+def test_what_failed_runs_again_once_a_host_that_left_its_leases_is_gone(tmp_path: pathlib.Path, monkeypatch) -> None:
+    """One that has died far away, or before this host began anew; one that lives is heard of within seconds."""
+    made, place = trials.trials(TINY, [{}]), tmp_path / 'baseline/seed_0'
+    place.mkdir(parents=True)
+    trials.write_error(place, 'it failed')
+    far = Leases(tmp_path / 'leases', Holder('elsewhere', 1, started=1))
+    far.take('session/killed')
+    (tmp_path / 'leases/session@cut.1').touch()
+    lives = far.take('other/seed_0')
+    monkeypatch.setattr(manifest.time, 'sleep', lambda _: lives.renew())
+    manifest.enter(TINY, made, Leases(tmp_path / 'leases')).release(done=True)
+    assert trials.error_of(place) == 'it failed'
+    lives.release(done=True)
+    monkeypatch.setattr(manifest.time, 'sleep', lambda _: monkeypatch.setattr(leases, 'PATIENCE', 0.0))
+    manifest.enter(TINY, made, Leases(tmp_path / 'leases')).release(done=True)
+    assert trials.error_of(place) is None and not list((tmp_path / 'leases').glob('session@*'))
+
+
 def test_who_joins_a_search_may_know_less_of_it_than_is_drawn(tmp_path: pathlib.Path) -> None:
     made = trials.trials(TINY, product(grid({'optimizer.learning_rate': [1.0, 2.0]}), seeds(2)))
     drawn = [dataclasses.replace(made[2], is_searched=True), made[3]]  # and run again

@@ -127,6 +127,7 @@ class Leases:
         self.directory, self.holder, self._clock = directory, holder or Holder.here(), clock
         self._listed: dict[str, int] = {}  # name -> the highest generation
         self._seen: dict[str, tuple[int, bytes, float]] = {}  # name -> (generation, text, since when it stands so)
+        self._first_look: float | None = None  # when it ended
         directory.mkdir(parents=True, exist_ok=True)
 
     def look(self) -> None:
@@ -139,6 +140,7 @@ class Leases:
         self._listed = found
         for name in found:
             self._watch(name)
+        self._first_look = self._clock() if self._first_look is None else self._first_look
 
     def take(self, name: str) -> Lease | None:
         """Takes a lease; None: another process holds it, or is quicker."""
@@ -172,6 +174,10 @@ class Leases:
         """Returns whether the holder of a lease is of this host, so that it is known at once whether it lives."""
         found = self.read(name)
         return found.holder is not None and found.holder.host == self.holder.host
+
+    def is_alive(self, name: str) -> bool:
+        """Returns whether the holder of a lease that is held is of this host, or has written since the first look."""
+        return self.is_near(name) or (self._first_look is not None and self._watch(name) > self._first_look)
 
     def names(self) -> list[str]:
         """Returns the names of all leases, held or free."""

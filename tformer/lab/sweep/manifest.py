@@ -19,7 +19,7 @@ from tformer.errors import Stopped, UserError
 from tformer.lab.sweep import leases
 from tformer.lab.sweep.leases import Lease, Leases
 from tformer.lab.sweep.overrides import SEED
-from tformer.lab.sweep.trials import STATED, Trial, clear_error
+from tformer.lab.sweep.trials import STATED, Trial, clear_error, error_of
 
 LIST = 'sweep.json'
 COMMAND = 'command.txt'  # the command line that began the sweep
@@ -98,24 +98,29 @@ def enter(
 
     If no other does, trials that failed are to run again, unless this one `joins`. While another process decides there
     it waits, until there are `requests` to stop; so it does until a host that is silent counts as dead, if the list
-    that it left has other trials.
+    that it left has other trials, or some have failed.
 
     Raises:
       UserError: as `check`, or another command runs a sweep of other trials there.
       Stopped: on request.
     """
-    home, waited, began = held.directory.parent, 0, time.monotonic()
+    home, waited, told, began = held.directory.parent, 0, False, time.monotonic()
     while not requests:
         with leases.deciding(held.directory, patience=1.0) as decides:
             held.look()
             others = [name for name in held.names() if held.is_held(name)]
             is_other = bool(others) and _lacks(trials, home)
-            if decides and not is_other:
+            silent = not any(map(held.is_alive, others)) and time.monotonic() - began <= leases.PATIENCE + 1
+            waits = is_other or (bool(others) and silent and not joins and _has_failed(trials, home))
+            if decides and not waits:
                 claim(base, trials, home, arguments)
                 return _session(trials, held, joins, bool(others))
-        if is_other:
-            if any(map(held.is_near, others)) or time.monotonic() - began > leases.PATIENCE + 1:
+        if waits:
+            if is_other and not silent:
                 raise UserError(f'{home} is swept by another command with other trials; use a fresh --workdir')
+            if not told:
+                print(f'waiting to see if hosts live that have leases in {held.directory}, or are gone', flush=True)
+            told = True
             time.sleep(1.0)
         elif (waited := waited + 1) == TELL_AFTER:
             lock = held.directory / 'lock'
@@ -124,12 +129,20 @@ def enter(
 
 
 def _session(trials: Sequence[Trial], held: Leases, joins: bool, others: bool) -> Lease | None:
+    home = held.directory.parent
     if not joins and not others:
         for trial in trials:
-            clear_error(held.directory.parent / trial.directory)
-    elif not joins:
-        print(f'others train trials of {held.directory.parent}; those that failed stay so', flush=True)
+            clear_error(home / trial.directory)
+        for name in held.names():  # of commands that were killed
+            if name.startswith('session/') and (left := held.take(name)) is not None:
+                left.release(done=True)
+    elif not joins and _has_failed(trials, home):
+        print(f'others train trials of {home}; those that failed stay so', flush=True)
     return held.take(f'session/{secrets.token_hex(8)}')
+
+
+def _has_failed(trials: Sequence[Trial], home: pathlib.Path) -> bool:
+    return any(error_of(home / trial.directory) is not None for trial in trials)
 
 
 def add(base: Config, trials: Sequence[Trial], home: pathlib.Path) -> None:
