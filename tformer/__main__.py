@@ -127,7 +127,7 @@ def main(argv: Sequence[str]) -> None:
         preemptible = command is commands.COMMANDS['train']
         processes.join(flags.coordinator, flags.num_processes, flags.process_id, preemptible=preemptible)
     with contextlib.ExitStack() as contexts:
-        if command.arguments in ('DIR', 'WORKDIR'):
+        if command.arguments in ('DIR...', 'WORKDIR') and len(arguments) == 1:
             arguments = [_local(contexts, command, argument, False) for argument in arguments]
         if remote:
             flags['workdir'].value = _local(contexts, command, flags.workdir, several)

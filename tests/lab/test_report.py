@@ -24,12 +24,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+import emulated
 from browsing import needs_chromium, opened
 from lives import HANG
 from small_sweeps import TINY
 from tformer import __main__ as command_line
 from tformer import checks, config
 from tformer.config import Config, Evaluate, Train
+from tformer.data import stores
 from tformer.errors import UserError
 from tformer.evaluation import metrics, predictions
 from tformer.lab.report import (
@@ -257,6 +259,19 @@ def test_one_arm_is_its_noise_alone(tmp_path: pathlib.Path) -> None:
     text = (place / 'report.md').read_text()
     assert '`baseline` alone: its noise, by test loss' in text
     assert 'Noise floor of `baseline`: standard deviation 0.020' in text and 'p of all' in text and 'forest' not in text
+
+
+def test_the_report_of_a_directory_on_a_store_stands_there(tmp_path: pathlib.Path, monkeypatch) -> None:
+    built(tmp_path / 'runs', [({}, BASE), ({'model.norm': 'rmsnorm'}, BETTER)])
+    store = emulated.memory()
+    for file in filter(pathlib.Path.is_file, (tmp_path / 'runs').rglob('*')):
+        store.write(file.relative_to(tmp_path / 'runs').as_posix(), file.read_bytes())
+    monkeypatch.setattr(stores, 'Store', lambda url: store)
+    command_line.main(['tformer', 'report', store.url, '--timing=false'])
+    assert {'report.md', 'report.html'} <= {*store.names()}
+    for refused in ([store.url, 's3://bucket/other'], [str(tmp_path / 'runs'), f'--export={store.url}']):
+        with pytest.raises(UserError, match=f'^{store.url} is on a store'):
+            command_line.main(['tformer', 'report', *refused])
 
 
 def test_several_sweeps_are_compared_in_one_report(tmp_path: pathlib.Path, monkeypatch, capsys) -> None:

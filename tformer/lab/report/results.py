@@ -13,6 +13,7 @@ import numpy as np
 
 from tformer import config
 from tformer.config import Config, json_files
+from tformer.data import stores
 from tformer.errors import UserError
 from tformer.evaluation import predictions
 from tformer.lab.sweep import jobs, manifest, trials
@@ -163,10 +164,12 @@ def read_several(directories: Sequence[str | pathlib.Path]) -> Results:
     An arm's name is then 'DIRECTORY/ARM', with the directory as seen from the one that all lie in.
 
     Raises:
-      UserError: no directory is given, one is given twice or lies in another, or as `read`.
+      UserError: no directory is given, one is on a store, given twice or in another, or as `read`.
     """
     if not directories:
         raise UserError('no directory is given')
+    for directory in directories:
+        stores.require_local(pathlib.Path(directory))
     if len(directories) == 1:
         return read(directories[0])
     places = [pathlib.Path(os.path.normpath(each)) for each in directories]

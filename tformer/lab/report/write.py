@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 
 from tformer import atomic
+from tformer.data import stores
 from tformer.errors import UserError
 from tformer.lab.report import drawing, explore, plots, render, tables
 from tformer.lab.report.report_data import Report
@@ -36,6 +37,7 @@ def write(report: Report, export: str | pathlib.Path | None = None) -> str:
     said = list(map(str, files))
     try:
         if export is not None:
+            stores.require_local(pathlib.Path(export))
             pathlib.Path(export).mkdir(parents=True, exist_ok=True)
             files |= (exported := _exported(report, pathlib.Path(export), drawings))
             said.append(f'{export}: {len(exported)} files of drawings and tables')
