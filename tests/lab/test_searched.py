@@ -74,6 +74,17 @@ def test_the_section_is_in_the_report_and_its_numbers_are_those_of_the_runs(work
     assert (worker.home / 'report.html').read_text().count('The search') >= 1
 
 
+def test_an_arm_that_failed_is_named_and_has_not_reached_the_rung_that_it_trained_to(tmp_path: pathlib.Path) -> None:
+    home = ran(tmp_path / 'x', trials=4, confirm=2).home
+    before = searched.search(results.read(home))
+    paused = next(run for run in results.read(home).searched if run.state == results.UNFINISHED)
+    (home / paused.directory / 'error.txt').write_text('tformer: too large\n')
+    found = searched.search(results.read(home))
+    assert [found.count(rung) for rung in range(3)] == [before.count(rung) for rung in range(3)]
+    assert before.failed == [] and found.failed == [paused.arm]
+    assert f' 1 arm failed: `{paused.arm}`.' in render.markdown(report_data.report(results.read(home)))
+
+
 def test_before_it_has_ended_a_search_gives_no_verdict(tmp_path: pathlib.Path) -> None:
     ran(tmp_path / 'early', jobs=1)
     ran(tmp_path / 'half', jobs=8)

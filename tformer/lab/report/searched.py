@@ -27,6 +27,7 @@ class SearchedArm:
     values: Mapping[int, float]  # its value at each rung that it reached; nan where it diverged or failed
     tokens: float  # that its runs have read
     flops: float  # that they needed
+    has_failed: bool = False  # before it reached the highest of its rungs
 
     @property
     def rung(self) -> int:
@@ -72,7 +73,12 @@ class Searched:
 
     def count(self, rung: int) -> int:
         """Returns how many arms have reached a rung."""
-        return sum(rung in arm.values for arm in self.arms)
+        return sum(rung in arm.values and not (arm.has_failed and rung == arm.rung) for arm in self.arms)
+
+    @property
+    def failed(self) -> list[str]:
+        """The arms that failed: their names, or their values where these do not fit together."""
+        return [arm.name or str(arm.overrides) for arm in self.arms if arm.has_failed]
 
 
 def search(results: Results) -> Searched | None:
@@ -122,10 +128,10 @@ def _arm(
         own = [_at(run, metric, step) for run in runs]
         if own and None not in own:
             values[rung] = statistics.fmean(value for value in own if value is not None)
-    if any(run.state == FAILED for run in runs) or draw.get('arm') is None:
+    if has_failed := any(run.state == FAILED for run in runs) or draw.get('arm') is None:
         values[max(values, default=-1) + 1] = math.nan
     spent = {name: sum(_spent(home, run, name) for run in runs) for name in ('tokens', 'flops')}
-    return SearchedArm(number, draw.get('arm'), draw['overrides'], values, spent['tokens'], spent['flops'])
+    return SearchedArm(number, draw.get('arm'), draw['overrides'], values, spent['tokens'], spent['flops'], has_failed)
 
 
 def _spent(home: pathlib.Path, run: Run, name: str) -> float:
