@@ -282,6 +282,18 @@ def test_runs_by_which_an_arm_was_chosen_decide_nothing(tmp_path) -> None:
     assert not Watched(tmp_path).is_ended and len(Watched(tmp_path).verdicts()) == 2
 
 
+def test_arms_that_a_search_has_paused_take_no_time(tmp_path) -> None:
+    made = [tmp_path / each.directory for each in sweep(tmp_path)]
+    end(made[0], 1.0)
+    write(made[1], row(10, train=1.0))
+    (made[1] / 'wall_time.json').write_text(json.dumps({'total': 20.0}))
+    assert Watched(tmp_path).trials[1].state == 'paused' and Watched(tmp_path).seconds_left() == 5 * 80
+    listed = json.loads((tmp_path / manifest.LIST).read_text())
+    listed['trials'][1]['searched'] = True
+    (tmp_path / manifest.LIST).write_text(json.dumps(listed))
+    assert Watched(tmp_path).seconds_left() == 4 * 80
+
+
 def test_verdicts_that_take_long_are_not_computed_at_every_look(tmp_path, monkeypatch) -> None:
     made = [tmp_path / each.directory for each in sweep(tmp_path)]
     now, calls = [100.0], []

@@ -114,7 +114,7 @@ class Watched:
     def seconds_left(self) -> float | None:
         """Returns the time until all are done, if as many as now go on at once; None if no speed is known.
 
-        A trial that waits takes what the median of its arm took, or of all.
+        A trial that waits takes what the median of its arm took, or of all; a paused one of a search may never go on.
         """
         took = {trial: trial.seconds for trial in self.trials if trial.state == DONE and trial.seconds}
         running = [trial for trial in self.trials if trial.state == RUNNING]
@@ -122,7 +122,7 @@ class Watched:
         for trial in self.trials:
             if trial.state == RUNNING and trial.left is not None:
                 total += trial.left
-            elif trial.state in (RUNNING, WAITING, PAUSED):
+            elif trial.state in (RUNNING, WAITING) or (trial.state == PAUSED and not trial.searched):
                 alike = [seconds for other, seconds in took.items() if other.arm == trial.arm] or [*took.values()]
                 if not alike:
                     return None
