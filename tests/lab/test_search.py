@@ -394,6 +394,9 @@ MISTAKES = {
     'rungs need earlier evaluations: one each 270 steps of 270; set train.eval_every': lambda: SearchJobs(
         search(SPACE, 'random', rungs=asha()), config.override(BASE, {'train.eval_every': None})
     ),
+    'train.eval_every=45 does not fit the base: .* evaluates nothing at step 30, where a rung is': lambda: SearchJobs(
+        search({'train.eval_every': choice([10, 45])}, 'random', rungs=asha(rungs=2)), BASE
+    ),
     "model.norm='rmsnrm' does not fit the base: .*did you mean 'rmsnorm'": lambda: SearchJobs(
         search({'model.norm': choice(['rmsnrm', 'layernorm'])}, 'random'), BASE
     ),

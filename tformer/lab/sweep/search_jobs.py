@@ -14,6 +14,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from tformer import atomic, config
+from tformer.checks import derived
 from tformer.config import Config, json_files
 from tformer.errors import UserError, nearest
 from tformer.lab.sweep import decisions, draws, jobs, manifest, optuna_study, rungs
@@ -57,6 +58,11 @@ class SearchJobs:
             made = self._trials(overrides, self.search.arm_seeds(self.base))
         except UserError as error:
             return str(error).partition(': ')[2]  # without the number of the arm
+        train = made[0].config.train
+        every = derived.whole_steps(train.eval_every or train.num_steps or 0, train.num_steps or 0)
+        for step in self.steps[:-1]:
+            if step is not None and step < (train.num_steps or math.inf) and (not every or step % every):
+                return f'train.eval_every={train.eval_every!r} evaluates nothing at step {step}, where a rung is'
         return [dataclasses.replace(trial, is_searched=True) for trial in made]
 
     def confirming(self, overrides: Overrides) -> list[Trial]:
