@@ -175,6 +175,16 @@ def test_earlier_files_have_their_stretch_beside_the_base_or_by_another_name():
     assert hf.model_of({**silent, 'rope_parameters': rope}).rope_trained_len == 4096
 
 
+def test_a_share_of_a_head_may_stand_in_two_places_of_a_file_and_must_be_one():
+    """The hub's library adds that of an earlier file to rope_parameters, and keeps it beside them when it writes."""
+    for name, field in (('phi3', 'partial_rotary_factor'), ('gpt_neox', 'rotary_pct')):
+        file = references.load(name).config
+        assert file['rope_parameters']['partial_rotary_factor'] == 0.5
+        assert hf.model_of({**file, field: 0.5}) == hf.model_of({**file, field: None}) == hf.model_of(file)
+        with pytest.raises(UserError, match=rf'{field}=1\.0 is another in rope_parameters; valid: 0\.5$'):
+            hf.model_of({**file, field: 1.0})
+
+
 def test_a_null_that_rounds_no_ramp_is_no_default():
     """The hub's library reads `truncate` with a default where it is missing, and null as false."""
     file = references.load('yarn').config

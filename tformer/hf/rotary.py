@@ -37,7 +37,7 @@ def rotary(
         given = new or old or default or {}
         rope = HubConfig({'rope_theta': hub[theta], **given}, {'model_type': 'rope_parameters'})
         if partial is not None:
-            share = rope.pop('partial_rotary_factor', None) or hub[partial]
+            share = _share(rope.pop('partial_rotary_factor', None), hub, partial)
             return {**_read_scaling(rope, hub, types), 'rope_fraction': _whole_dims(hub, share)}
         if rope.pop('partial_rotary_factor', 1) not in (None, 1) or hub.get('partial_rotary_factor') not in (None, 1):
             raise UserError('config.json: partial_rotary_factor has no counterpart in this family; valid: 1.0')
@@ -91,6 +91,15 @@ def layered_rotary(
         return {'rope_parameters': {'full_attention': _write_scaling(model), 'sliding_attention': near}}
 
     return Field(read, write)
+
+
+def _share(inside: Any, hub: HubConfig, partial: str) -> Any:
+    """Returns the share of a head that is turned, which a file has inside of the rotary parameters, beside them, or
+    twice: the hub's library adds it inside and keeps it beside when it writes an earlier file again."""
+    beside = hub.nullable(partial)
+    if inside and partial in hub.given and beside not in (None, inside):
+        raise UserError(f'config.json: {partial}={beside!r} is another in rope_parameters; valid: {inside!r}')
+    return inside or hub[partial]
 
 
 def _whole_dims(hub: HubConfig, share: Any) -> Any:
