@@ -18,6 +18,7 @@ from tformer.data.tokenizers.hub_tokenizer import HubTokenizer
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.errors import UserError
 from tformer.hf import generation
+from tformer.hf.directory import open_hub
 
 DECODER, PAIRED = Model(family='decoder', max_len=400), Model(family='encoder_decoder', max_len=400)
 TOKENIZER = HubTokenizer(hub_files.roberta().to_str().encode())  # <s> 0, <pad> 1, </s> 2, <unk> 3, <mask> 4
@@ -117,6 +118,32 @@ def test_the_least_length_of_a_decoder_beside_an_encoder_counts_what_it_starts_f
 ) -> None:
     fields, lost = read({'min_length': settings}, PAIRED, start)
     assert (fields['min_len'], lost) == (least, '')
+
+
+def test_a_token_that_is_forced_after_the_first_is_one_of_the_hubs_new_tokens() -> None:
+    """Of `</s> <s>` the library counts the second one as new."""
+    settings = {'max_new_tokens': 9, 'min_new_tokens': 4}
+    for start, length, least in ((1, 9, 4), (2, 8, 3)):
+        fields = read(settings, PAIRED, start)[0]
+        assert (fields['max_len'], fields['min_len']) == (length, least)
+        changes = {'decode.max_len': length, 'decode.min_len': least, 'data.start': ('eos', 'bos')[:start]}
+        run = config.override(Config(PAIRED, train=Train(objective='seq2seq', num_steps=1)), changes)
+        written = generation.generation_config(run, Tokenizers(TOKENIZER, TOKENIZER), {})
+        assert written is not None and {name: written[name] for name in settings} == settings
+    with pytest.raises(UserError, match='max_new_tokens=1 leaves no new token'):
+        read({'max_new_tokens': 1}, PAIRED, 2)
+
+
+def test_no_token_is_forced_that_generation_config_does_not_force(tmp_path: pathlib.Path) -> None:
+    """The hub's library reads config.json where there is no generation_config.json."""
+    forced = {'forced_eos_token_id': 2, 'forced_bos_token_id': 4}
+    both, neither = (('eos', '<mask>'), True), (('eos',), False)
+    hub_directories.write(tmp_path, 'mbart', decoder_start_token_id=2, **forced)
+    for settings, expected in ((None, both), ({'num_beams': 2}, neither), ({'num_beams': 2, **forced}, both)):
+        if settings is not None:
+            (tmp_path / generation.FILE).write_text(json.dumps(settings))
+        run = open_hub(str(tmp_path)).run_config()
+        assert (run.data.start, run.decode.forced_end) == expected
 
 
 @pytest.mark.parametrize(

@@ -108,9 +108,14 @@ def decode_fields(
     return fields | {'decode.max_len': length, 'decode.min_len': min(least, length)}, lost + said + more
 
 
+def _forced(model: Model, start: int) -> int:
+    """Returns the number of tokens that are forced after the first, which the library counts as new."""
+    return start - 1 if model.family == 'encoder_decoder' else 0
+
+
 def _offset(model: Model, start: int) -> float:
     """Returns decode.length_offset of the library's length, which counts the tokens that are forced after the first."""
-    return float(start - 1) if model.family == 'encoder_decoder' else 0.0
+    return float(_forced(model, start))
 
 
 class _Settings(dict[str, Any]):
@@ -162,7 +167,7 @@ def _cut(hub: _Settings, name: str) -> float | None:
 def _least(hub: _Settings, model: Model, start: int) -> tuple[int, list[str]]:
     """Returns the fewest new tokens, and the setting that this does not express."""
     if hub.number('min_new_tokens') or not hub.number('min_length'):
-        return hub.number('min_new_tokens'), []
+        return max(0, hub.number('min_new_tokens') - _forced(model, start)), []
     if model.family == 'encoder_decoder':
         return max(0, hub.number('min_length') - start), []
     return 0, [f'min_length={hub["min_length"]}, with the prompt']
@@ -204,14 +209,15 @@ def _length(hub: _Settings, given: Mapping[str, Any], model: Model, start: int) 
     paired = model.family == 'encoder_decoder'
     room = max(1, model.max_len + 1 - start if paired else model.max_len // 2)
     if 'max_new_tokens' in given:
-        name, wanted = 'max_new_tokens', hub['max_new_tokens']
+        name, before, wanted = 'max_new_tokens', _forced(model, start), hub['max_new_tokens']
     elif 'max_length' in given and paired:
-        name, wanted = 'max_length', hub.number('max_length') - start
+        name, before, wanted = 'max_length', start, hub.number('max_length')
     else:
         said = hub['max_length'] != DEFAULTS['max_length']
         return min(Decode.max_len, room), [f'max_length={hub["max_length"]}, with the prompt'] if said else []
-    if type(wanted) is not int or wanted < 1:
+    if type(wanted) is not int or wanted <= before:
         raise UserError(f'{FILE}: {name}={hub[name]!r} leaves no new token')
+    wanted -= before
     return min(wanted, room), [f'{name}={hub[name]}, for which there is no room'] if wanted > room else []
 
 
@@ -223,8 +229,8 @@ def generation_config(config: Config, tokenizers: Tokenizers, tokens: Mapping[st
     decode = config.decode
     if not TASKS[config.train.objective].writes or config.model.family == 'encoder':
         return None
-    drawn = decode.strategy in ('sample', 'mbr')
-    fields = {**tokens, 'max_new_tokens': decode.max_len, 'do_sample': drawn}
+    drawn, forced = decode.strategy in ('sample', 'mbr'), _forced(config.model, len(config.data.start))
+    fields = {**tokens, 'max_new_tokens': decode.max_len + forced, 'do_sample': drawn}
     if len(ends := tokenizers.ends(config)) > 1:
         fields['eos_token_id'] = list(ends)
     if drawn:
@@ -236,7 +242,7 @@ def generation_config(config: Config, tokenizers: Tokenizers, tokens: Mapping[st
     fields |= {} if decode.guidance == 1 else {'guidance_scale': decode.guidance}
     biases = [[list(tokens), value] for tokens, value in biased_texts.of_tokens(decode.bias, tokenizers.target)]
     fields |= {'sequence_bias': biases} if biases else {}
-    fields |= {'min_new_tokens': decode.min_len} if decode.min_len else {}
+    fields |= {'min_new_tokens': decode.min_len + forced} if decode.min_len else {}
     several = decode.num_outputs > 1 and decode.strategy != 'mbr'
     fields |= {'num_return_sequences': decode.num_outputs} if several else {}
     if decode.strategy == 'beam':

@@ -84,7 +84,9 @@ def framing(
     read = tokenizers.source or tokenizers.target
     settings = json_files.read_if_there(directory / 'tokenizer_config.json')
     given = {name: value for name, value in generation.items() if value is not None}
-    fields = special_tokens_of({**hub_config, **given}, tokenizers.target.specials)
+    # Where there is a generation_config.json, the hub's library forces no token that only config.json names.
+    older = {name: value for name, value in hub_config.items() if not (generation and name.startswith('forced_'))}
+    fields = special_tokens_of({**older, **given}, tokenizers.target.specials)
     around, table = _around(directory, settings, read), FAMILIES[str(hub_config['model_type'])]
     fields['data.separator'] = table.separator
     if family == 'decoder':
