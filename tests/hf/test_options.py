@@ -185,6 +185,12 @@ def test_a_share_of_a_head_may_stand_in_two_places_of_a_file_and_must_be_one():
             hf.model_of({**file, field: 1.0})
 
 
+def test_empty_rotary_parameters_are_not_those_of_a_file_without_any():
+    file = {**references.load('gpt_oss').config, 'rope_parameters': None}
+    scalings = [hf.model_of({**file, **fields}).rope_scaling for fields in ({}, {'rope_parameters': {}})]
+    assert scalings == ['yarn', None]
+
+
 def test_a_null_that_rounds_no_ramp_is_no_default():
     """The hub's library reads `truncate` with a default where it is missing, and null as false."""
     file = references.load('yarn').config

@@ -34,7 +34,8 @@ def rotary(
         new, old = hub.section('rope_parameters'), hub.section('rope_scaling')
         if new is not None and old is not None:
             raise UserError('config.json: rope_parameters and rope_scaling are both given; valid: one of them')
-        given = new or old or default or {}
+        nothing = {} if hub.get('rope_parameters') == {} else default  # an empty object says: no stretch
+        given = new or old or nothing or {}
         rope = HubConfig({'rope_theta': hub[theta], **given}, {'model_type': 'rope_parameters'})
         if partial is not None:
             share = _share(rope.pop('partial_rotary_factor', None), hub, partial)
