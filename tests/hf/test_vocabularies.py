@@ -191,3 +191,27 @@ def test_a_vocabulary_of_another_family_is_not_read(tmp_path: pathlib.Path) -> N
     for family, valid in (('qwen2', 'tokenizer.json'), ('bert', 'tokenizer.json, vocab.txt')):
         with pytest.raises(UserError, match=f'has no vocabulary of {family}; valid: {re.escape(valid)}$'):
             tokenizer_files.read(tmp_path, family)
+
+
+@pytest.mark.parametrize(
+    ('family', 'settings', 'lowers', 'spaced'),
+    [
+        ('bert', {'do_lower_case': True}, True, False),
+        ('bert', {'do_lower_case': True, 'tokenizer_class': 'PreTrainedTokenizerFast'}, False, False),
+        ('bert', {'do_lower_case': None}, False, False),
+        ('gpt2', {'add_prefix_space': True, 'tokenizer_class': 'GPT2Tokenizer'}, False, True),
+        ('llama', {'do_lower_case': True, 'add_prefix_space': True}, False, False),
+    ],
+)
+def test_a_tokenizer_is_set_as_the_hubs_classes_set_it(
+    tmp_path: pathlib.Path, family: str, settings: dict, lowers: bool, spaced: bool
+) -> None:
+    """Where tokenizer_config.json contradicts tokenizer.json, the hub's library goes by the settings."""
+    tree = {'normalizer': {'type': 'BertNormalizer', 'lowercase': False, 'strip_accents': None}}
+    tree['pre_tokenizer'] = {'type': 'ByteLevel', 'add_prefix_space': False, 'trim_offsets': True}
+    (tmp_path / 'tokenizer.json').write_text(json.dumps(tree))
+    (tmp_path / 'tokenizer_config.json').write_text(json.dumps(settings))
+    stored = tokenizer_files.read(tmp_path, family)[0]
+    found = json.loads(stored)
+    assert (found['normalizer']['lowercase'], found['pre_tokenizer']['add_prefix_space']) == (lowers, spaced)
+    assert (stored == (tmp_path / 'tokenizer.json').read_bytes()) == (not lowers and not spaced)

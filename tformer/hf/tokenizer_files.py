@@ -1,5 +1,6 @@
 """The vocabulary files of a hub directory, which families put other ids, or other texts, into under the same names."""
 
+import json
 import pathlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -29,7 +30,7 @@ def read(directory: pathlib.Path, family: str) -> tuple[bytes, bytes | None]:
 
     settings = json_files.read_if_there(directory / 'tokenizer_config.json')
     if there('tokenizer.json'):
-        return (directory / 'tokenizer.json').read_bytes(), None
+        return _as_set((directory / 'tokenizer.json').read_bytes(), settings, family), None
     try:
         if str(settings.get('tokenizer_class')).startswith('ByT5'):
             return vocabularies.bytes_alone(_extra(directory, settings, 125)).encode(), None
@@ -44,6 +45,38 @@ def read(directory: pathlib.Path, family: str) -> tuple[bytes, bytes | None]:
         raise UserError(f'{directory}: its vocabulary cannot be read: {" ".join(str(error).split())[:200]}') from error
     own = [' with '.join(reader.files) for reader in _READERS if family in reader.families]
     raise UserError(f'{directory} has no vocabulary of {family}; valid: {", ".join(["tokenizer.json", *own])}')
+
+
+# What the classes of the hub's library set in a tokenizer.json as tokenizer_config.json says: in a part of this type,
+# by its names there, those of the settings.
+_SET = {
+    ('normalizer', 'BertNormalizer'): {
+        'lowercase': 'do_lower_case',
+        'strip_accents': 'strip_accents',
+        'handle_chinese_chars': 'tokenize_chinese_chars',
+    },
+    ('pre_tokenizer', 'ByteLevel'): {'add_prefix_space': 'add_prefix_space'},
+}
+_SETTING = ('bert', 'distilbert', 'electra', 'gpt2', 'roberta', 'bart', 'gpt_neox')  # families of such classes
+_PLAIN = ('PreTrainedTokenizerFast', 'TokenizersBackend')  # classes that read the file alone
+
+
+def _as_set(stored: bytes, settings: Json, family: str) -> bytes:
+    """Returns a tokenizer.json with what tokenizer_config.json sets in it, where that differs."""
+    if family not in _SETTING or settings.get('tokenizer_class') in _PLAIN:
+        return stored
+    try:
+        tree = json_files.parse(stored.decode())
+    except ValueError:
+        return stored  # whoever reads it says so
+    changed = False
+    for (place, kind), names in _SET.items():
+        part = tree.get(place)
+        if isinstance(part, dict) and part.get('type') == kind:
+            given = {name: value for name, key in names.items() if isinstance(value := settings.get(key), bool)}
+            changed |= any(part.get(name) != value for name, value in given.items())
+            part |= given
+    return json.dumps(tree, ensure_ascii=False).encode() if changed else stored
 
 
 class _Reader(NamedTuple):
