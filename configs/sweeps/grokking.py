@@ -6,7 +6,7 @@
 One layer learns division modulo 59. Compare the steps at which `train/loss` falls below 0.1 nats and `valid/accuracy`
 passes 99 %: `--reach=train/loss=0.1,valid/accuracy=0.99`. Three seeds of each of two arms. `smoke` takes two steps.
 
-Machine and time: 9 minutes with --together=6 on two CPU cores that were shared with other work.
+Machine and time: 5 minutes with --together=6 on two CPU cores that were shared with other work.
 """
 
 from typing import Literal
