@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import jax
 import pytest
 
 from tformer.config import Config, Data, Model, Train
@@ -54,11 +53,6 @@ def test_the_random_tokens_of_a_batch_are_those_of_other_objectives():
     assert 'labels' in classes and 'labels' not in words
     for name in words:
         assert (words[name] == classes[name]).all(), name
-
-
-def test_the_version_of_a_package_that_is_not_installed_is_said_so():
-    assert setup._version('jax') == jax.__version__
-    assert setup._version('tformer-that-is-a-source-tree') == 'not installed'
 
 
 def test_a_run_states_in_how_many_processes_its_batches_are_made(tmp_path, monkeypatch):
