@@ -118,6 +118,16 @@ def test_another_cpu_has_another_folder(monkeypatch) -> None:
     assert found[0] == found[1] != found[2]
 
 
+def test_another_number_of_cores_has_another_folder(tmp_path: pathlib.Path, monkeypatch) -> None:
+    """XLA splits the operations of a CPU's program over the cores that it sees as it compiles."""
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
+    folders = set()
+    for number in (1, 2):
+        monkeypatch.setattr(os, 'sched_getaffinity', lambda process, number=number: set(range(number)), raising=False)
+        folders.add(compilation_cache.folder())
+    assert len(folders) == 2 and None not in folders
+
+
 # ----------------------------------------------------------------------------------------------------- processes
 COMPILE = """
 import sys, warnings

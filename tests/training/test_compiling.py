@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+from tformer.distributed import compilation_cache
 from tformer.training import compiling, loop
 from tformer.training.compiling import Ahead
 from whole_runs import load
@@ -15,7 +16,7 @@ from whole_runs import load
 
 @pytest.fixture
 def ahead(monkeypatch):
-    monkeypatch.setattr(compiling, '_cores', lambda: 2)
+    monkeypatch.setattr(compilation_cache, 'cores', lambda: 2)
     made = Ahead()
     yield made
     made.close()
@@ -53,7 +54,7 @@ def test_what_goes_wrong_in_the_thread_is_raised_where_the_program_is_needed(ahe
 
 def test_on_one_core_and_for_several_processes_nothing_is_compiled_ahead(monkeypatch) -> None:
     for cores, processes in ((1, 1), (2, 2)):
-        monkeypatch.setattr(compiling, '_cores', lambda cores=cores: cores)
+        monkeypatch.setattr(compilation_cache, 'cores', lambda cores=cores: cores)
         monkeypatch.setattr(jax, 'process_count', lambda processes=processes: processes)
         ahead = Ahead()
         ahead.add(('train', 1), lambda: pytest.fail('compiled'))
@@ -73,7 +74,7 @@ def test_each_program_is_traced_once_and_the_step_and_evaluations_by_the_thread(
     """And the numbers are those of a run without the thread."""
     found = {}
     for cores in (1, 2):
-        monkeypatch.setattr(compiling, '_cores', lambda cores=cores: cores)
+        monkeypatch.setattr(compilation_cache, 'cores', lambda cores=cores: cores)
         jax.clear_caches()
         seen = collections.Counter()
 

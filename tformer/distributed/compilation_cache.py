@@ -1,8 +1,9 @@
 """JAX's persistent compilation cache in a private folder: a program that was compiled before is loaded.
 
-JAX knows a program by its operations, its options, the devices and their compiler. The folder is of one version of JAX
-and one kind of CPU, whose instructions the programs hold. What JAX's own store lacks is here: files are whole or
-absent and have a digest, the least recently used go first, and no fault of the disk ends a command.
+JAX knows a program by its operations, its options, the devices and their compiler. The folder is of one version of JAX,
+one kind of CPU, whose instructions the programs hold, and the number of its cores, over which they are split. What
+JAX's own store lacks is here: files are whole or absent and have a digest, the least recently used go first, and no
+fault of the disk ends a command.
 
 JAX's own variables rule it: JAX_ENABLE_COMPILATION_CACHE=false turns it off, JAX_COMPILATION_CACHE_DIR names a
 directory that JAX's store keeps instead, and JAX_COMPILATION_CACHE_MAX_SIZE is the bound in bytes.
@@ -79,7 +80,7 @@ def folder() -> pathlib.Path | None:
         above = os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache'
         place = pathlib.Path(above) / 'tformer' / 'programs'
         place.parent.mkdir(parents=True, exist_ok=True)
-        made = place / f'jax-{jax.__version__}-{jaxlib.__version__}-{_cpu()}'
+        made = place / f'jax-{jax.__version__}-{jaxlib.__version__}-{_cpu()}-{cores()}'
         for each in (place, made):
             each.mkdir(mode=0o700, exist_ok=True)
         for each, others in ((place.parent, 0o002), (place, 0o022), (made, 0o022)):
@@ -89,6 +90,11 @@ def folder() -> pathlib.Path | None:
     except (OSError, RuntimeError):  # no home, or one that cannot be written
         return None
     return made if os.access(made, os.W_OK) else None
+
+
+def cores() -> int:
+    """Returns the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
 
 
 def _cpu() -> str:

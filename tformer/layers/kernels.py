@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from tformer.layers.dropout import MaybeScalar, dropout
+from tformer.layers.products import einsum
 
 CHUNK = 128  # keys that `chunked` takes at a time, at most
 
@@ -85,12 +86,12 @@ def grouped(x_BNTX: jax.Array, kv_heads: int) -> jax.Array:
 
 def masked_logits(q_BKGTH: jax.Array, k_BKSH: jax.Array, mask_BTS: jax.Array, options: ScoreOptions) -> jax.Array:
     """Returns logits_BKGTS, float32, of scaled queries; `MIN` where masked. The bias of `options` is BKGTS."""
-    logits_BKGTS = jnp.einsum('BKGTH,BKSH->BKGTS', q_BKGTH, k_BKSH, preferred_element_type=jnp.float32)
+    logits_BKGTS = einsum('BKGTH,BKSH->BKGTS', jnp.float32, q_BKGTH, k_BKSH)
     if options.softcap is not None:
         logits_BKGTS = options.softcap * jnp.tanh(logits_BKGTS / options.softcap)
     if options.bias is not None:
         logits_BKGTS += options.bias
-    return jnp.where(mask_BTS[:, None, None], logits_BKGTS, MIN)
+    return logits_BKGTS + jnp.where(mask_BTS, 0, MIN)[:, None, None]  # a sum, which XLA adds to products on a CPU
 
 
 def seen(out_BNTU: jax.Array, mask_BTS: jax.Array) -> jax.Array:
@@ -143,7 +144,7 @@ def probabilities(q_BNTH: jax.Array, k_BKSH: jax.Array, mask_BTS: jax.Array, opt
 def attend(probs_BKGTS: jax.Array, v_BKSU: jax.Array) -> jax.Array:
     """Returns the values' sums out_BNTU under the given weights."""
     B, K, G, T, _ = probs_BKGTS.shape
-    out_BKGTU = jnp.einsum('BKGTS,BKSU->BKGTU', probs_BKGTS.astype(v_BKSU.dtype), v_BKSU)
+    out_BKGTU = einsum('BKGTS,BKSU->BKGTU', v_BKSU.dtype, probs_BKGTS.astype(v_BKSU.dtype), v_BKSU)
     return out_BKGTU.reshape(B, K * G, T, v_BKSU.shape[-1])
 
 

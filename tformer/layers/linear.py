@@ -11,6 +11,7 @@ from flax import linen as nn
 
 from tformer.distributed.sharding import partitioned, platform
 from tformer.layers.initializers import Initializer, make_initializer
+from tformer.layers.products import einsum
 from tformer.layers.quantized import Quantized, quantized_kernel, quantized_product
 from tformer.layers.resolved import ResolvedModel
 
@@ -98,7 +99,7 @@ def product(
             return quantized_product(equation, x, integers, dtype)
         assert kernel is not None
         if dtype == x.dtype:
-            return jnp.einsum(equation, x, kernel, preferred_element_type=dtype)
+            return einsum(equation, dtype, x, kernel)
         return widening_einsum(equation, dtype, x, kernel)
 
     if x.shape[1] > STEP or kept == outputs or len(kept) > len(outputs):
@@ -116,7 +117,7 @@ def _aligned_einsum(equation: str, dtype: Any, x: jax.Array, kernel: jax.Array) 
         sizes = zip(letters, kernel.shape, strict=True)
         added = {letter: -size % ALIGNED for letter, size in sizes if size % 8 and letter not in inputs}
     kernel = jnp.pad(kernel, [(0, added.get(letter, 0)) for letter in letters])
-    y = jnp.einsum(equation, x, kernel, preferred_element_type=dtype)
+    y = einsum(equation, dtype, x, kernel)
     return y[tuple(slice(y.shape[axis] - added.get(letter, 0)) for axis, letter in enumerate(outputs))]
 
 

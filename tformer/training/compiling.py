@@ -4,11 +4,12 @@ JAX keeps what it has compiled with the function, so a later call with arguments
 """
 
 import concurrent.futures
-import os
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import jax
+
+from tformer.distributed import compilation_cache
 
 Key = tuple[Hashable, ...]
 
@@ -21,7 +22,7 @@ class Ahead:
     """
 
     def __init__(self) -> None:
-        helps = jax.process_count() == 1 and _cores() > 1
+        helps = jax.process_count() == 1 and compilation_cache.cores() > 1
         self._pool = concurrent.futures.ThreadPoolExecutor(1, 'compiling') if helps else None
         self._coming: dict[Key, concurrent.futures.Future[Any]] = {}
         self._done = self._added = 0
@@ -61,8 +62,3 @@ class Ahead:
 def shapes(kind: Hashable, batch: Mapping[str, Any]) -> Key:
     """Returns the key of the program of a `kind` for batches of these shapes."""
     return (kind, *(tuple(x.shape) for x in batch.values()))
-
-
-def _cores() -> int:
-    """Returns the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
