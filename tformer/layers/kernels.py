@@ -199,7 +199,7 @@ def chunked(
     def sums(index: jax.Array, part: Part, v_BKSU: jax.Array) -> tuple[jax.Array, jax.Array]:
         weights_BKGTS = jnp.exp(logits(q_BKGTH, part) - m_BKGT[..., None])
         kept_BKGTS = options.drop(weights_BKGTS, index).astype(v_BKSU.dtype)
-        out = jnp.einsum('BKGTS,BKSU->BKGTU', kept_BKGTS, v_BKSU, preferred_element_type=jnp.float32)
+        out = einsum('BKGTS,BKSU->BKGTU', jnp.float32, kept_BKGTS, v_BKSU)
         return out, weights_BKGTS.sum(-1)
 
     def add(carry: tuple, xs: tuple) -> tuple[tuple, None]:
