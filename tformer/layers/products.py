@@ -30,15 +30,15 @@ def _forward(equation: str, dtype: Any, x: jax.Array, y: jax.Array) -> tuple[jax
 
 def _backward(equation: str, dtype: Any, operands: Any, dz: jax.Array) -> tuple[jax.Array, jax.Array]:
     x, y = operands
+    (dx,) = jax.linear_transpose(lambda x: _product(equation, dtype, x, y), x)(dz)
     operand, rest = equation.split(',')
     other, result = rest.split('->')
-    dx = jnp.einsum(f'{result},{other}->{operand}', dz, y)
     (small, first), (large, second) = sorted([(operand, x), (result, dz)], key=lambda each: each[1].size)
     found = ''.join(sorted(other, key=(small + large).index))
     dy = jnp.einsum(f'{small},{large}->{found}', first, second)
     if found != other:  # else XLA would turn product and transposition into JAX's order
         dy = jnp.einsum(f'{found}->{other}', jax.lax.optimization_barrier(dy))
-    return dx.astype(x.dtype), dy.astype(y.dtype)
+    return dx, dy.astype(y.dtype)
 
 
 _ordered.defvjp(_forward, _backward)
