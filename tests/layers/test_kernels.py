@@ -252,3 +252,19 @@ def test_a_kernel_given_what_it_does_not_serve_raises(name, feature):
     more = {'dropout_key': jax.random.key(0)} if feature == 'dropout_rate' else {}
     with pytest.raises(ValueError, match='does not serve'):
         KERNELS[name].function(x, x, x, AttentionMask(places, places), ScoreOptions(1.0, **{feature: given}, **more))
+
+
+def test_on_a_cpu_masks_are_added_to_the_same_scores(monkeypatch):
+    """XLA adds to a product as it makes it, and selects from it in a pass of its own."""
+    random = np.random.default_rng(0)
+    q_BKGTH, k_BKSH = (jnp.asarray(random.normal(size=size), jnp.float32) for size in ((2, 2, 2, 8, 4), (2, 2, 8, 4)))
+    mask_BTS = jnp.asarray(random.random((2, 8, 8)) < 0.5).at[0, 0].set(False)
+    options = ScoreOptions(scale=1.0)
+    found = {}
+    for platform in ('cpu', 'gpu'):
+        monkeypatch.setattr(kernels, 'platform', lambda platform=platform: platform)
+        lowered = jax.jit(lambda *arrays: kernels.masked_logits(*arrays, options)).lower(q_BKGTH, k_BKSH, mask_BTS)
+        selects = ''.join(line for line in lowered.as_text().splitlines() if 'stablehlo.select' in line)
+        assert ('tensor<2x2x2x8x8xf32>' in selects) == (platform == 'gpu')
+        found[platform] = lowered.compile()(q_BKGTH, k_BKSH, mask_BTS)
+    np.testing.assert_array_equal(found['cpu'], found['gpu'])

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from tformer.distributed.sharding import platform
 from tformer.layers.dropout import MaybeScalar, dropout
 from tformer.layers.products import einsum
 
@@ -91,7 +92,9 @@ def masked_logits(q_BKGTH: jax.Array, k_BKSH: jax.Array, mask_BTS: jax.Array, op
         logits_BKGTS = options.softcap * jnp.tanh(logits_BKGTS / options.softcap)
     if options.bias is not None:
         logits_BKGTS += options.bias
-    return logits_BKGTS + jnp.where(mask_BTS, 0, MIN)[:, None, None]  # a sum, which XLA adds to products on a CPU
+    if platform() == 'cpu':  # where XLA adds to a product as it makes it
+        return logits_BKGTS + jnp.where(mask_BTS, 0, MIN)[:, None, None]
+    return jnp.where(mask_BTS[:, None, None], logits_BKGTS, MIN)
 
 
 def seen(out_BNTU: jax.Array, mask_BTS: jax.Array) -> jax.Array:
