@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tformer.config import Model
+from tformer.layers import mlp
 from tformer.layers.mlp import ACTIVATIONS, Mlp
 from tformer.layers.resolved import resolve_model
 
@@ -85,6 +86,23 @@ def test_gelu_of_bfloat16_is_rounded_once(name, value):
     assert found.dtype == gradients.dtype == jnp.bfloat16
     np.testing.assert_allclose(np.float64(found), exact, rtol=2**-8, atol=2e-6)
     np.testing.assert_allclose(np.float64(gradients), slopes, rtol=2**-8, atol=2e-6)
+
+
+@pytest.mark.parametrize('name', ['gelu', 'gelu_tanh'])
+def test_on_a_gpu_the_gradient_of_a_narrow_gelu_is_rounded_before_all_that_read_it(monkeypatch, name):
+    """Else XLA writes it in float32 for the sum that is the bias's gradient, and again in bfloat16 for the products."""
+
+    def gradients(x, bias):
+        return jax.grad(lambda x, bias: ACTIVATIONS[name][1](x + bias.astype(x.dtype)).sum(), (0, 1))(x, bias)
+
+    arguments, found = (jnp.linspace(-3, 3, 32, dtype=jnp.bfloat16).reshape(4, 8), jnp.zeros((1, 8), jnp.bfloat16)), {}
+    for platform in ('cpu', 'gpu'):
+        monkeypatch.setattr(mlp, 'platform', lambda platform=platform: platform)
+        lowered = jax.jit(lambda *given: gradients(*given)).lower(*arguments)
+        barriers = [line for line in lowered.as_text().splitlines() if 'optimization_barrier' in line]
+        assert [line.rpartition(' ')[2] for line in barriers] == ['tensor<4x8xbf16>'] * (platform == 'gpu')
+        found[platform] = lowered.compile()(*arguments)
+    jax.tree.map(np.testing.assert_array_equal, found['cpu'], found['gpu'])
 
 
 @pytest.mark.parametrize('bias', [True, False])
