@@ -33,23 +33,23 @@ _erfc = _differentiated(jax.lax.erfc, -2 / math.sqrt(math.pi))
 
 
 @jax.custom_vjp
-def _widened(x: jax.Array) -> jax.Array:
-    """Returns x in float32. Its gradient is of x's type, and written once for the products and sums that read it."""
-    return x.astype(jnp.float32)
+def _gradient_rounded(x: jax.Array) -> jax.Array:
+    """Returns x. On a GPU its gradient is written in x's type before anything reads it: XLA would write it in float32,
+    too, for a sum in float32."""
+    return x
 
 
-def _widened_backward(like: jax.Array, dx: jax.Array) -> tuple[jax.Array]:
-    dx = dx.astype(like.dtype)  # which XLA would undo for a sum in float32, and write both
+def _gradient_rounded_backward(_: None, dx: jax.Array) -> tuple[jax.Array]:
     return (jax.lax.optimization_barrier(dx) if platform() == 'gpu' else dx,)
 
 
-_widened.defvjp(lambda x: (_widened(x), jnp.zeros((), x.dtype)), _widened_backward)
+_gradient_rounded.defvjp(lambda x: (x, None), _gradient_rounded_backward)
 
 
 def gelu(x: jax.Array) -> jax.Array:
     """x Phi(x), exactly (Hendrycks & Gimpel 2016)."""
     if _is_narrow(x):
-        wide = _widened(x)
+        wide = _gradient_rounded(x).astype(jnp.float32)
         return (0.5 * wide * (1 + _erf(wide * math.sqrt(0.5)))).astype(x.dtype)
     return 0.5 * x * _erfc(-x * jnp.asarray(math.sqrt(0.5), x.dtype))
 
@@ -57,7 +57,7 @@ def gelu(x: jax.Array) -> jax.Array:
 def gelu_tanh(x: jax.Array) -> jax.Array:
     """The approximation 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) (Hendrycks & Gimpel 2016, 2)."""
     if _is_narrow(x):  # 0.5 (1 + tanh(z)) is the logistic function of 2 z
-        wide = _widened(x)
+        wide = _gradient_rounded(x).astype(jnp.float32)
         z = math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3)
         return (wide * jax.nn.sigmoid(2 * z)).astype(x.dtype)
     return jax.nn.gelu(x, approximate=True)
