@@ -6,7 +6,7 @@ import pytest
 
 from tformer.config import Model
 from tformer.errors import UserError
-from tformer.layers.kernel_choice import pick
+from tformer.layers.kernel_choice import described, pick
 from tformer.layers.resolved import resolve_model
 
 
@@ -77,3 +77,14 @@ def test_deterministic_operations_are_not_for_cudnn(monkeypatch, flag):
         pick(dataclasses.replace(model, attention_kernel='cudnn'), 'gpu')
     monkeypatch.setenv('XLA_FLAGS', f'{flag.partition("=")[0]}=false')
     assert pick(model, 'gpu') == 'cudnn'
+
+
+def test_a_slower_kernel_is_named_with_what_the_faster_ones_lack():
+    alibi = Model(position='alibi', attention_softcap=5.0, dtype='bfloat16')
+    assert described(alibi, 'gpu') == (
+        'attention by chunked (cudnn does not serve model.attention_softcap; '
+        'triton does not serve a position bias (model.position))'
+    )
+    assert described(Model(), 'tpu') == 'attention by flash'
+    assert described(alibi, 'cpu') == 'attention by reference'
+    assert described(Model(attention_kernel='chunked'), 'gpu') == 'attention by chunked', 'as the user asked'

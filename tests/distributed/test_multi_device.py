@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+import types
 
 import jax
 import numpy as np
@@ -397,6 +398,19 @@ def test_one_axis_crosses_slices_and_no_other():
     assert all(len(set(slices[0, row].ravel())) == 1 for row in range(4))
     with pytest.raises(ValueError, match='does not divide into 2 slices'):
         sharding.arrange([1, 4, 1, 1, 1, 4], chips, 5 - 2)
+
+
+def test_axes_that_share_one_of_a_torus_are_laid_out_too():
+    def chip(x, y):
+        return types.SimpleNamespace(
+            id=4 * x + y, platform='tpu', device_kind='TPU v5 lite', coords=(x, y, 0), core_on_chip=0
+        )
+
+    chips = [chip(x, y) for x in range(4) for y in range(4)]
+    laid_out = sharding.arrange([1, 2, 1, 1, 4, 2], chips, 1)  # data 2, context 4, tensor 2
+    assert laid_out.shape == (1, 2, 1, 1, 4, 2) and len({chip.id for chip in laid_out.ravel()}) == 16
+    rings = laid_out.reshape(2, 4, 2).swapaxes(1, 2).reshape(-1, 4)
+    assert all(len({chip.coords[0] for chip in ring}) == 1 for ring in rings)  # on one axis of the torus
 
 
 @pytest.mark.parametrize('override, message', [

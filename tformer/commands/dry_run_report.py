@@ -72,8 +72,7 @@ def _collectives(found: list[costs.Collective]) -> list[str]:
 
 def _kernels(run: DryRun) -> list[str]:
     found, model = costs.kernels(run.program), run.config.model
-    picked = kernel_choice.pick(model, run.target.jax_platform)
-    attention = [] if model.recurrence else [f'attention by {picked}']
+    attention = [] if model.recurrence else [kernel_choice.described(model, run.target.jax_platform)]
     listed = ['kernels', *(f'  {name:<50} {count:>9,}' for name, count in found.items())] if found else []
     return attention + listed
 

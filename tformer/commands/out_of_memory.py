@@ -76,7 +76,7 @@ def advice(config: Config, sizes: list[tuple[int, ...]]) -> str:
             cures.append('model.attention_kernel')
         if each[:1] == (layers,) and model.remat is None:
             cures.append('model.remat')
-        if model.vocab_size in each and loss_chunk(config) is None:
+        if model.vocab_size in each and loss_chunk(config) != 1:
             cures.append('train.loss_chunk')
     fields = dict.fromkeys([*cures, 'train.microbatches', 'mesh.fsdp', 'mesh.tensor'])
     return f'lower it by {", ".join(fields)}'

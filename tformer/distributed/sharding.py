@@ -133,12 +133,20 @@ def arrange(sizes: Sequence[int], devices: Sequence[jax.Device], across: int) ->
     """
     slices = len({getattr(device, 'slice_index', 0) for device in devices})
     if slices == 1:
-        return mesh_utils.create_device_mesh(sizes, devices)
+        return _within_a_torus(mesh_utils.create_device_mesh, sizes, devices)
     if sizes[across] % slices:
         raise ValueError(f'mesh.{AXES[across]}={sizes[across]} does not divide into {slices} slices (mesh.dcn_axis)')
     between = [slices if axis == across else 1 for axis in range(len(sizes))]
     within = [size // count for size, count in zip(sizes, between, strict=True)]
-    return mesh_utils.create_hybrid_device_mesh(within, between, devices)
+    return _within_a_torus(mesh_utils.create_hybrid_device_mesh, within, between, devices)
+
+
+def _within_a_torus(create: Callable[..., np.ndarray], *layout: Any) -> np.ndarray:
+    """Returns create(*layout), whose mesh axes are whole axes of a TPU's torus where there are such, else parts."""
+    try:
+        return create(*layout)
+    except NotImplementedError:  # e.g. axes of 2 x 4 x 2 on a torus of 4 x 4
+        return create(*layout, allow_split_physical_axes=True)
 
 
 class Schedule(NamedTuple):

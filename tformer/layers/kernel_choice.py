@@ -94,22 +94,30 @@ def pick(cfg: Model, platform: str) -> str:
     return next(name for name in BEST.get(platform, ('reference',)) if unserved(name, asked, platform) is None)
 
 
+def described(cfg: Model, platform: str) -> str:
+    """Returns the pick in words, and why it is none of the kernels that would be faster."""
+    picked, asked, best = pick(cfg, platform), needs(cfg), BEST.get(platform, ())
+    faster = best[: best.index(picked)] if picked in best and cfg.attention_kernel == AUTO else ()
+    why = [f'{name} does not serve {", ".join(_missing(KERNELS[name], asked, platform))}' for name in faster]
+    return f'attention by {picked}' + f' ({"; ".join(why)})' * bool(why)
+
+
 def unserved(name: str, needs: Set[str], platform: str) -> str | None:
     """Returns one line that says why kernel `name` cannot serve `needs`, keys of `FEATURES`, on `platform`, a jax
     backend, and which kernels can; None if it can."""
-
-    def missing(kernel: Kernel) -> list[str]:
-        lacks = [words for feature, words in FEATURES.items() if feature in needs - kernel.serves]
-        elsewhere = kernel.platforms and platform not in kernel.platforms
-        return lacks + ([f'platform {platform}'] if elsewhere else [])
-
     unknown = needs - FEATURES.keys()
     assert not unknown, f'unknown features {sorted(unknown)}'
-    lacks = missing(choose(KERNELS, name, 'model.attention_kernel'))
+    lacks = _missing(choose(KERNELS, name, 'model.attention_kernel'), needs, platform)
     if not lacks:
         return None
-    able = [other for other, kernel in KERNELS.items() if not missing(kernel)]
+    able = [other for other, kernel in KERNELS.items() if not _missing(kernel, needs, platform)]
     return f'model.attention_kernel={name} does not serve {", ".join(lacks)}; {", ".join(able)} do'
+
+
+def _missing(kernel: Kernel, needs: Set[str], platform: str) -> list[str]:
+    lacks = [words for feature, words in FEATURES.items() if feature in needs - kernel.serves]
+    elsewhere = kernel.platforms and platform not in kernel.platforms
+    return lacks + ([f'platform {platform}'] if elsewhere else [])
 
 
 BEST = {

@@ -14,6 +14,7 @@ from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.distributed import processes, sharding
 from tformer.errors import Stopped, UserError
 from tformer.evaluation import scorer
+from tformer.layers import kernel_choice
 from tformer.optim import freezing
 from tformer.training import checkpoint, copies, program_cache, setup, stopping, trackers, workdir, writers
 from tformer.training.members import Group
@@ -184,7 +185,8 @@ def headline(program: Program, batches: pipeline.Batches, step: int) -> str:
     parameters = f'{number:,} parameters' + (f' ({trainable:,} trainable)' if trainable < number else '')
     resumed = f', resumed at step {step}' if step else ''
     model = program.config.model
-    attention = f', attention by {program.attention_kernel}' if model.recurrence is None else ''
+    kernel = kernel_choice.described(model, sharding.jax_platform(program.mesh))
+    attention = f', {kernel}' if model.recurrence is None else ''
     if program.teacher is not None:
         parameters += f', teacher of {count_parameters(sharding.unboxed(program.teacher.abstract)):,}'
     return f'{parameters}, {batches.summary}, {program.mesh.size} device(s){attention}{resumed}'
