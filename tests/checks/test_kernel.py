@@ -58,7 +58,8 @@ def test_cudnn_takes_heads_of_multiples_of_8_up_to_256(head_dim, taken):
         ('gpu', {'dtype': 'bfloat16', 'position': 'relative'}, 'cudnn'),
         ('gpu', {}, 'triton'),
         ('gpu', {'dtype': 'bfloat16', 'attention_sink': 'learned'}, 'triton'),
-        ('gpu', {'attention_dropout_rate': 0.1}, 'chunked'),
+        ('gpu', {'attention_dropout_rate': 0.1, 'dtype': 'bfloat16'}, 'triton'),
+        ('gpu', {'attention_dropout_rate': 0.1, 'position': 'alibi'}, 'chunked'),
     ],
 )
 def test_auto_is_the_first_that_serves_the_model_on_the_platform(platform, fields, picked):

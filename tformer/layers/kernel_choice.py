@@ -133,6 +133,6 @@ KERNELS: dict[str, Kernel] = {
     'chunked': Kernel(on_arrays(kernels.chunked), frozenset(FEATURES)),
     'xla': Kernel(on_arrays(kernels.xla), frozenset({'bias', 'odd_heads', 'float32', 'bfloat16', 'deterministic'})),
     'cudnn': Kernel(cudnn, frozenset({'bias', 'bfloat16'}), ('gpu',), ordered=True),
-    'triton': Kernel(triton, SHARED, ('gpu',), ordered=True),
+    'triton': Kernel(triton, SHARED | {'dropout'}, ('gpu',), ordered=True),
     'flash': Kernel(flash, SHARED, ('tpu',), ordered=True),
 }

@@ -55,13 +55,22 @@ class ScoreOptions(NamedTuple):
         return dropout(weights, self.dropout_rate, key)
 
 
+class Meeting(NamedTuple):
+    """Who sees whom in one block of queries and one of keys, of which others are elsewhere."""
+
+    mask: Any  # an AttentionMask
+    offset: jax.Array  # the place of the first query less that of the first key
+    drawn_BN3: jax.Array | None  # of `tile_dropout`
+
+
 class Pair(NamedTuple):
-    """A kernel of one block of queries with one of keys, of which others are elsewhere."""
+    """A kernel of one block of queries with one of keys."""
 
     forward: Callable[..., Any]  # -> (outputs, log-sum-exps of the scores)
     backward: Callable[..., Any]  # from both of all keys -> gradients of queries, keys and values
     multiple: int  # of the lengths of blocks
     any_order: bool = False  # it reads the positions
+    drops: bool = False  # it serves dropout
 
 
 # ------------------------------------------------------------------------------------------------ shared parts

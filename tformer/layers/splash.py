@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tformer.layers.kernels import Pair, ScoreOptions, pad, plain, refuse
+from tformer.layers.kernels import Meeting, Pair, ScoreOptions, pad, plain, refuse
 from tformer.layers.masks import HIDDEN, AttentionMask, Sight
 from tformer.layers.parallel.each_device import on_each_device
 
@@ -132,24 +132,24 @@ def mask_infos(sight: Sight, length: int, keys: int) -> list[Any]:
 
 
 # ------------------------------------------------------------------------------------------------ in a ring
-def _pair(mask: AttentionMask, sight: Sight, offset: jax.Array, q_BNTH: jax.Array, k_BKSH: jax.Array) -> Any:
+def _pair(meeting: Meeting, sight: Sight, q_BNTH: jax.Array) -> Any:
     """Returns (who sees whom in a pair of blocks, segment ids) by how far the first query is from the first key."""
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
     from jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_mask_info import MaskInfo
 
-    places_T: Any = None if sight == Sight() else offset + jnp.arange(q_BNTH.shape[2], dtype=jnp.int32)
-    return MaskInfo(None, None, None, None, places_T), splash.SegmentIds(*mask.segments())
+    places_T: Any = None if sight == Sight() else meeting.offset + jnp.arange(q_BNTH.shape[2], dtype=jnp.int32)
+    return MaskInfo(None, None, None, None, places_T), splash.SegmentIds(*meeting.mask.segments())
 
 
 def pair_forward(
-    q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSU: jax.Array, mask: AttentionMask, offset: jax.Array,
+    q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSU: jax.Array, meeting: Meeting,
     options: ScoreOptions, interpret: bool,
 ) -> Any:  # fmt: skip
-    """Returns (out_BNTU, lse_BNT) of scaled queries and keys whose places differ by `offset`, a part of a ring."""
+    """Returns (out_BNTU, lse_BNT) of scaled queries and some of their keys, a part of a ring."""
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 
     def attend(sight: Sight) -> Any:
-        info, segments = _pair(mask, sight, offset, q_BNTH, k_BKSH)
+        info, segments = _pair(meeting, sight, q_BNTH)
 
         def one(q_NTH: jax.Array, k_KSH: jax.Array, v_KSU: jax.Array, ids: Any) -> Any:
             words = {**settings(sight, q_NTH, k_KSH, options, interpret), 'save_residuals': True}
@@ -159,11 +159,11 @@ def pair_forward(
             out_BNTU, (lse_BNT,) = jax.vmap(one)(q_BNTH, k_BKSH, v_BKSU, segments)
         return out_BNTU, lse_BNT
 
-    return mask.by_width(attend)
+    return meeting.mask.by_width(attend)
 
 
 def pair_backward(
-    q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSU: jax.Array, mask: AttentionMask, offset: jax.Array,
+    q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSU: jax.Array, meeting: Meeting,
     options: ScoreOptions, interpret: bool, out_BNTU: jax.Array, lse_BNT: jax.Array, dout_BNTU: jax.Array,
 ) -> Any:  # fmt: skip
     """Returns the gradients of queries, keys and values, from the outputs and log-sum-exps of the whole ring.
@@ -173,7 +173,7 @@ def pair_backward(
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 
     def attend(sight: Sight) -> Any:
-        info, segments = _pair(mask, sight, offset, q_BNTH, k_BKSH)
+        info, segments = _pair(meeting, sight, q_BNTH)
 
         def one(
             q: jax.Array, k: jax.Array, v: jax.Array, ids: Any, out: jax.Array, lse: jax.Array, do: jax.Array
@@ -185,7 +185,7 @@ def pair_backward(
         with jax.named_scope(f'pairs_{q_BNTH.shape[2] * k_BKSH.shape[2]}'):
             return jax.vmap(one)(q_BNTH, k_BKSH, v_BKSU, segments, out_BNTU, lse_BNT, dout_BNTU)
 
-    return mask.by_width(attend)
+    return meeting.mask.by_width(attend)
 
 
 PAIR = Pair(pair_forward, pair_backward, LANES)

@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from tformer.layers import triton_tiles
-from tformer.layers.kernels import Pair, ScoreOptions, pad, plain, refuse, sink_gradient, with_sink
+from tformer.layers import tile_dropout, triton_tiles
+from tformer.layers.kernels import Meeting, Pair, ScoreOptions, pad, plain, refuse, sink_gradient, with_sink
 from tformer.layers.masks import AttentionMask
 from tformer.layers.parallel.each_device import on_each_device
 from tformer.layers.triton_tiles import BLOCK, Tiles
@@ -30,6 +30,7 @@ class Tokens(NamedTuple):
     window_1: jax.Array
     first_BI: jax.Array  # of tiles in order, the first tile of keys that a tile of queries sees, its window apart
     end_BJ: jax.Array  # and the tile of queries after the last that sees a tile of keys
+    drawn_BN3: jax.Array | None = None  # of `tile_dropout`, where weights are dropped
 
 
 def triton(
@@ -45,20 +46,23 @@ def triton(
 
     One query, a step of decoding, goes elsewhere: here it would be a tile of padding, and the cache's keys be copied.
     """
-    refuse('triton', options, 'bias', 'dropout_rate')
+    refuse('triton', options, 'bias')
     if q_BNTH.shape[2] == 1:
         return plain(q_BNTH, k_BKSH, v_BKSU, mask.array(), options)
     in_order = mask.order in ('behind', 'front') and mask.causal and mask.prefix_BS is None
     tiles = Tiles(options.softcap, mask.causal, in_order, interpret)
 
-    def attend(q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSU: jax.Array, mask: AttentionMask, sink_N: Any) -> jax.Array:
+    def attend(q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSU: jax.Array, mask: AttentionMask, heads: Any) -> jax.Array:
+        sink_N, drawn_BN3 = heads
         (T, H), S, U = q_BNTH.shape[2:], k_BKSH.shape[2], v_BKSU.shape[-1]
         width, value_width = pl.next_power_of_2(max(H, 16)), pl.next_power_of_2(max(U, 16))
         q_BNTH, k_BKSH = (pad(pad(x, 2, BLOCK), 3, width) for x in (q_BNTH * options.scale, k_BKSH))
         v_BKSU = pad(pad(v_BKSU, 2, BLOCK), 3, value_width)
-        return attention(tiles, q_BNTH, k_BKSH, v_BKSU, tokens(mask, len(q_BNTH), T, S), sink_N)[:, :, :T, :U]
+        read = tokens(mask, len(q_BNTH), T, S)._replace(drawn_BN3=drawn_BN3)
+        return attention(tiles, q_BNTH, k_BKSH, v_BKSU, read, sink_N)[:, :, :T, :U]
 
-    return on_each_device(attend, q_BNTH, k_BKSH, v_BKSU, mask, options.sink_N)
+    drawn_BN3 = tile_dropout.draw(options.dropout_rate, options.dropout_key, *q_BNTH.shape[:2])
+    return on_each_device(attend, q_BNTH, k_BKSH, v_BKSU, mask, (options.sink_N, drawn_BN3))
 
 
 def tokens(mask: AttentionMask, rows: int, T: int, S: int) -> Tokens:
@@ -168,11 +172,13 @@ def _call(
         length = BLOCK if own == by else x.shape[2]
         return pl.BlockSpec((None, x.shape[1], length), lambda b, n, tile: (b, 0, tile if own == by else 0))
 
-    in_specs = [spec(x, own) for x, own in zip(inputs, ('queries', 'keys', 'keys'), strict=True)]
+    in_specs: list[Any] = [spec(x, own) for x, own in zip(inputs, ('queries', 'keys', 'keys'), strict=True)]
     in_specs += [token_spec(tokens.queries_B2T, 'queries'), token_spec(tokens.keys_B3S, 'keys')]
     in_specs += [pl.BlockSpec((1,), lambda b, n, tile: (0,))]
-    in_specs += [pl.BlockSpec((None, 1), lambda b, n, tile: (b, tile)), *(spec(x, 'queries') for x in kept)]
-    read = *tokens[:3], tokens.first_BI if by == 'queries' else tokens.end_BJ
+    in_specs += [pl.BlockSpec((None, 1), lambda b, n, tile: (b, tile))]
+    drawn_spec = None if tokens.drawn_BN3 is None else pl.BlockSpec((None, None, 3), lambda b, n, tile: (b, n, 0))
+    in_specs += [drawn_spec, *(spec(x, 'queries') for x in kept)]
+    read = *tokens[:3], tokens.first_BI if by == 'queries' else tokens.end_BJ, tokens.drawn_BN3
 
     narrow = inputs[0].shape[-1] <= 64
 
@@ -195,30 +201,36 @@ def _call(
     return run
 
 
+def _tokens_of(meeting: Meeting, q_BNTH: jax.Array, k_BKSH: jax.Array) -> Tokens:
+    found = tokens(meeting.mask, len(q_BNTH), q_BNTH.shape[2], k_BKSH.shape[2])
+    return found._replace(drawn_BN3=meeting.drawn_BN3)
+
+
 def pair_forward(
-    q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSU: jax.Array, mask: AttentionMask, offset: jax.Array,
+    q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSU: jax.Array, meeting: Meeting,
     options: ScoreOptions, interpret: bool,
 ) -> tuple[jax.Array, jax.Array]:  # fmt: skip
     """Returns (out_BNTU, lse_BNT) of scaled queries and some of their keys, a part of a ring."""
-    own, U = tokens(mask, len(q_BNTH), q_BNTH.shape[2], k_BKSH.shape[2]), v_BKSU.shape[-1]
+    own, U = _tokens_of(meeting, q_BNTH, k_BKSH), v_BKSU.shape[-1]
     q, k, v = (pad(x, 3, pl.next_power_of_2(max(x.shape[3], 16))) for x in (q_BNTH, k_BKSH, v_BKSU))
-    out_BNTU, lse_BNT = forward(Tiles(options.softcap, mask.causal, False, interpret), q, k, v, own)
+    out_BNTU, lse_BNT = forward(Tiles(options.softcap, meeting.mask.causal, False, interpret), q, k, v, own)
     return out_BNTU[..., :U], lse_BNT
 
 
 def pair_backward(
-    q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSU: jax.Array, mask: AttentionMask, offset: jax.Array,
+    q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSU: jax.Array, meeting: Meeting,
     options: ScoreOptions, interpret: bool, out_BNTU: jax.Array, lse_BNT: jax.Array, dout_BNTU: jax.Array,
 ) -> list[jax.Array]:  # fmt: skip
     """Returns the gradients of queries, keys and values, from the outputs and log-sum-exps of the whole ring."""
-    own = tokens(mask, len(q_BNTH), q_BNTH.shape[2], k_BKSH.shape[2])
+    own = _tokens_of(meeting, q_BNTH, k_BKSH)
     delta_BNT = jnp.sum(dout_BNTU.astype(jnp.float32) * out_BNTU.astype(jnp.float32), -1)
     q, k, v, dout = (pad(x, 3, pl.next_power_of_2(max(x.shape[3], 16))) for x in (q_BNTH, k_BKSH, v_BKSU, dout_BNTU))
-    found = backward(Tiles(options.softcap, mask.causal, False, interpret), q, k, v, own, lse_BNT, delta_BNT, dout)
+    tiles = Tiles(options.softcap, meeting.mask.causal, False, interpret)
+    found = backward(tiles, q, k, v, own, lse_BNT, delta_BNT, dout)
     return [g[..., : x.shape[3]] for g, x in zip(found, (q_BNTH, k_BKSH, v_BKSU), strict=True)]
 
 
-PAIR = Pair(pair_forward, pair_backward, BLOCK, any_order=True)
+PAIR = Pair(pair_forward, pair_backward, BLOCK, any_order=True, drops=True)
 
 
 PHASES: dict[Any, str] = {

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from tformer.layers import tile_dropout
 from tformer.layers.kernels import MIN
 
 BLOCK = 64  # queries and keys of a tile
@@ -40,10 +41,29 @@ def _scores(
     return jnp.where(seen, scores, MIN), seen, slope
 
 
+class _Drop(NamedTuple):
+    """Dropout of the weights of a tile, of none without an array."""
+
+    drawn_3: Any  # what `tile_dropout` reads, or None
+
+    def __call__(self, x: jax.Array, queries: Any, keys: Any) -> jax.Array:
+        """Returns what is kept of `x`, by the numbers of the tiles of queries and keys; it is not yet scaled."""
+        if self.drawn_3 is None:
+            return x
+        places = jnp.arange(BLOCK)
+        return jnp.where(tile_dropout.kept(self.drawn_3, queries * BLOCK + places, keys * BLOCK + places), x, 0.0)
+
+    def scaled(self, x: jax.Array) -> jax.Array:
+        """Returns `x` over 1 - rate."""
+        return x if self.drawn_3 is None else x * tile_dropout.scale(self.drawn_3)
+
+
 def forward(
-    tiles: Tiles, q: Any, k: Any, v: Any, queries: Any, keys: Any, window: Any, first: Any, out: Any, lse: Any
-) -> None:
+    tiles: Tiles, q: Any, k: Any, v: Any, queries: Any, keys: Any, window: Any, first: Any, drawn: Any, out: Any,
+    lse: Any,
+) -> None:  # fmt: skip
     q_tile, own, width = q[...], (queries[0, :], queries[1, :]), window[0]
+    drop, tile = _Drop(drawn), pl.program_id(2)
 
     def body(j: Any, carry: Any) -> Any:
         top, total, sums = carry
@@ -52,14 +72,14 @@ def forward(
         higher = jnp.maximum(top, scores.max(1))
         weights, fade = jnp.where(seen, jnp.exp(scores - higher[:, None]), 0.0), jnp.exp(top - higher)
         values = v[at, :]
-        sums = sums * fade[:, None] + _dot(weights.astype(values.dtype), values)
+        sums = sums * fade[:, None] + _dot(drop(weights, tile, j).astype(values.dtype), values)
         return higher, total * fade + weights.sum(1), sums
 
-    begin, end = _keys_seen(tiles, pl.program_id(2), k.shape[0] // BLOCK, width, first[0])
+    begin, end = _keys_seen(tiles, tile, k.shape[0] // BLOCK, width, first[0])
     start = jnp.full((BLOCK,), MIN), jnp.zeros(BLOCK), jnp.zeros((BLOCK, v.shape[1]))
     top, total, sums = jax.lax.fori_loop(begin, end, body, start)
     found = jnp.where(total > 0, total, 1.0)
-    out[...] = (sums / found[:, None]).astype(out.dtype)
+    out[...] = drop.scaled(sums / found[:, None]).astype(out.dtype)
     lse[...] = jnp.where(total > 0, top + jnp.log(found), MIN)
 
 
@@ -71,9 +91,11 @@ def _keys_seen(tiles: Tiles, tile: Any, count: int, width: Any, first: Any) -> t
 
 
 def backward_queries(
-    tiles: Tiles, q: Any, k: Any, v: Any, queries: Any, keys: Any, window: Any, first: Any, *kept_and_out: Any
-) -> None:
+    tiles: Tiles, q: Any, k: Any, v: Any, queries: Any, keys: Any, window: Any, first: Any, drawn: Any,
+    *kept_and_out: Any,
+) -> None:  # fmt: skip
     lse, delta, dout, dq = kept_and_out
+    drop, tile = _Drop(drawn), pl.program_id(2)
     q_tile, own, width = q[...], (queries[0, :], queries[1, :]), window[0]
     lse_tile, delta_tile, dout_tile = lse[...], delta[...], dout[...]
 
@@ -82,18 +104,21 @@ def backward_queries(
         k_tile = k[at, :]
         scores, seen, slope = _scores(tiles, q_tile, k_tile, own, (keys[0, at], keys[1, at], keys[2, at]), width)
         weights = jnp.where(seen, jnp.exp(scores - lse_tile[:, None]), 0.0)
-        dscores = weights * (_dot(dout_tile, v[at, :].T) - delta_tile[:, None]) * slope
+        dweights = drop.scaled(drop(_dot(dout_tile, v[at, :].T), tile, j))
+        dscores = weights * (dweights - delta_tile[:, None]) * slope
         return sums + _dot(dscores.astype(k_tile.dtype), k_tile)
 
-    begin, end = _keys_seen(tiles, pl.program_id(2), k.shape[0] // BLOCK, width, first[0])
+    begin, end = _keys_seen(tiles, tile, k.shape[0] // BLOCK, width, first[0])
     sums = jax.lax.fori_loop(begin, end, body, jnp.zeros(q_tile.shape))
     dq[...] = sums.astype(dq.dtype)
 
 
 def backward_keys(
-    tiles: Tiles, q: Any, k: Any, v: Any, queries: Any, keys: Any, window: Any, end: Any, *kept_and_out: Any
-) -> None:
+    tiles: Tiles, q: Any, k: Any, v: Any, queries: Any, keys: Any, window: Any, end: Any, drawn: Any,
+    *kept_and_out: Any,
+) -> None:  # fmt: skip
     lse, delta, dout, *out = kept_and_out
+    drop, tile, count = _Drop(drawn), pl.program_id(2), q.shape[0] // BLOCK
     k_tile, v_tile, width = k[...], v[...], window[0]
     own = keys[0, :], keys[1, :], keys[2, :]
 
@@ -102,15 +127,16 @@ def backward_keys(
         q_tile, dout_tile = q[at, :], dout[at, :]
         scores, seen, slope = _scores(tiles, q_tile, k_tile, (queries[0, at], queries[1, at]), own, width)
         weights = jnp.where(seen, jnp.exp(scores - lse[at][:, None]), 0.0)
-        dscores = weights * (_dot(dout_tile, v_tile.T) - delta[at][:, None]) * slope
+        dweights = drop.scaled(drop(_dot(dout_tile, v_tile.T), i, tile))
+        dscores = weights * (dweights - delta[at][:, None]) * slope
+        used = drop(weights, i, tile).astype(v_tile.dtype)
         dk, dv = sums
-        return dk + _dot(dscores.astype(q_tile.dtype).T, q_tile), dv + _dot(weights.astype(v_tile.dtype).T, dout_tile)
+        return dk + _dot(dscores.astype(q_tile.dtype).T, q_tile), dv + _dot(used.T, dout_tile)
 
-    tile, count = pl.program_id(2), q.shape[0] // BLOCK
     first, last = jnp.int32(0), jnp.int32(count)
     if tiles.in_order:  # the queries from a key's own place to where it leaves the window
         first = jnp.minimum(tile, count)
         last = jnp.minimum((tile * BLOCK + 2 * BLOCK - 2 + width) // BLOCK, end[0])
     sums = jax.lax.fori_loop(first, last, body, (jnp.zeros(k_tile.shape), jnp.zeros(v_tile.shape)))
-    for ref, x in zip(out, sums, strict=True):
+    for ref, x in zip(out, (sums[0], drop.scaled(sums[1])), strict=True):
         ref[...] = x.astype(ref.dtype)

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from tformer.layers import splash, triton
-from tformer.layers.kernels import MIN, ScoreOptions, sink_gradient, with_sink
+from tformer.layers import splash, tile_dropout, triton
+from tformer.layers.kernels import MIN, Meeting, ScoreOptions, sink_gradient, with_sink
 from tformer.layers.masks import AttentionMask, Sight
 from tformer.layers.parallel import each_device
 from tformer.layers.parallel.ring_attention import AXIS, HALVES, half, pass_on, ways, zigzag
@@ -33,7 +33,8 @@ class Plan(NamedTuple):
 def serves(kernel: str, q_BNTH: jax.Array, k_BKSH: jax.Array, mask: AttentionMask, options: ScoreOptions) -> bool:
     """Returns whether `ring` computes this attention by a kernel."""
     pair = KERNELS.get(kernel)
-    if pair is None or options.bias is not None or options.dropout_key is not None:
+    dropped = options.dropout_key is not None
+    if pair is None or options.bias is not None or (dropped and not pair.drops):
         return False
     whole = all(length % (HALVES * ways() * pair.multiple) == 0 for length in (q_BNTH.shape[2], k_BKSH.shape[2]))
     return whole and (pair.any_order or (mask.static and (mask.prefix_BS is None or not mask.causal)))
@@ -53,47 +54,50 @@ def ring(
     k_BKSH, v_BKSU = (each_device.enough_heads(x, q_BNTH.shape[1]) for x in (k_BKSH, v_BKSU))
     sink_N, plan = options.sink_N, Plan(kernel, ScoreOptions(1.0, softcap=options.softcap), interpret)
     rows = len(q_BNTH)
+    drawn_BN3 = tile_dropout.draw(options.dropout_rate, options.dropout_key, *q_BNTH.shape[:2])
     arrays = jax.tree.map(lambda x: jnp.broadcast_to(x, (rows, x.shape[1])) if x.ndim else x, mask)
-    out_BNTU = attention(plan, q_BNTH * options.scale, k_BKSH, v_BKSU, arrays, sink_N)
+    out_BNTU = attention(plan, q_BNTH * options.scale, k_BKSH, v_BKSU, arrays, sink_N, drawn_BN3)
     sees_BT = mask.sees() if mask.static else mask.query_positions_BT >= 0
     return jnp.where(sees_BT[:, None, :, None], out_BNTU, 0).astype(v_BKSU.dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def attention(
-    plan: Plan, q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSU: jax.Array, mask: AttentionMask, sink_N: jax.Array | None
-) -> jax.Array:
+    plan: Plan, q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSU: jax.Array, mask: AttentionMask,
+    sink_N: jax.Array | None, drawn_BN3: jax.Array | None,
+) -> jax.Array:  # fmt: skip
     """Returns out_BNTU of scaled queries."""
-    return _forward(plan, q_BNTH, k_BKSH, v_BKSU, mask, sink_N)[0]
+    return _forward(plan, q_BNTH, k_BKSH, v_BKSU, mask, sink_N, drawn_BN3)[0]
 
 
 def _forward(
-    plan: Plan, q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSU: jax.Array, mask: AttentionMask, sink_N: jax.Array | None
-) -> tuple[jax.Array, Any]:
-    spec, masks = _specs(q_BNTH, mask)
-    local = functools.partial(_attend, plan)
-    out_BNTU, lse_BNT = _on_each(local, (spec, spec, spec, masks), (spec, spec))(q_BNTH, k_BKSH, v_BKSU, mask)
+    plan: Plan, q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSU: jax.Array, mask: AttentionMask,
+    sink_N: jax.Array | None, drawn_BN3: jax.Array | None,
+) -> tuple[jax.Array, Any]:  # fmt: skip
+    spec, *seen = _specs(q_BNTH, mask)
+    run = _on_each(functools.partial(_attend, plan), (spec, spec, spec, *seen), (spec, spec))
+    out_BNTU, lse_BNT = run(q_BNTH, k_BKSH, v_BKSU, mask, drawn_BN3)
     out_BNTU, lse_BNT = with_sink(out_BNTU, lse_BNT, sink_N)
     out_BNTU = out_BNTU.astype(v_BKSU.dtype)
-    return out_BNTU, (q_BNTH, k_BKSH, v_BKSU, mask, sink_N, out_BNTU, lse_BNT)
+    return out_BNTU, (q_BNTH, k_BKSH, v_BKSU, mask, sink_N, drawn_BN3, out_BNTU, lse_BNT)
 
 
 def _backward(plan: Plan, kept: Any, dout_BNTU: jax.Array) -> tuple[Any, ...]:
-    q_BNTH, k_BKSH, v_BKSU, mask, sink_N, out_BNTU, lse_BNT = kept
-    spec, masks = _specs(q_BNTH, mask)
-    run = _on_each(functools.partial(_differentiate, plan), (*[spec] * 3, masks, *[spec] * 3), (spec, spec, spec))
-    grads = run(q_BNTH, k_BKSH, v_BKSU, mask, out_BNTU, lse_BNT, dout_BNTU)
+    q_BNTH, k_BKSH, v_BKSU, mask, sink_N, drawn_BN3, out_BNTU, lse_BNT = kept
+    spec, *seen = _specs(q_BNTH, mask)
+    run = _on_each(functools.partial(_differentiate, plan), (*[spec] * 3, *seen, *[spec] * 3), (spec, spec, spec))
+    grads = run(q_BNTH, k_BKSH, v_BKSU, mask, drawn_BN3, out_BNTU, lse_BNT, dout_BNTU)
     delta_BNT = jnp.sum(dout_BNTU.astype(jnp.float32) * out_BNTU.astype(jnp.float32), -1)
-    return (*grads, None, sink_gradient(lse_BNT, delta_BNT, sink_N))
+    return (*grads, None, sink_gradient(lse_BNT, delta_BNT, sink_N), None)
 
 
 attention.defvjp(_forward, _backward)
 
 
-def _specs(q_BNTH: jax.Array, mask: AttentionMask) -> tuple[P, Any]:
-    """Returns the specs of arrays [B, N, T, ...] and of a mask's arrays."""
+def _specs(q_BNTH: jax.Array, mask: AttentionMask) -> tuple[P, Any, P]:
+    """Returns the specs of arrays [B, N, T, ...], of a mask's arrays, and of arrays [B, N, ...]."""
     rows, heads = each_device.split('batch', len(q_BNTH)), each_device.split('act_heads', q_BNTH.shape[1])
-    return P(rows, heads, AXIS), jax.tree.map(lambda x: P(rows, AXIS) if x.ndim else P(), mask)
+    return P(rows, heads, AXIS), jax.tree.map(lambda x: P(rows, AXIS) if x.ndim else P(), mask), P(rows, heads)
 
 
 def _on_each(function: Any, in_specs: Any, out_specs: Any) -> Any:
@@ -102,9 +106,9 @@ def _on_each(function: Any, in_specs: Any, out_specs: Any) -> Any:
 
 
 # --------------------------------------------------------------------------------------------- on each device
-def _pairs(q_BNTH: jax.Array, keys: Any, mask: AttentionMask, turn: jax.Array) -> Any:
-    """Yields (a, b, whether a query may see a key, the place of the first query less that of the first key, the mask)
-    of the queries' half a with half b of the keys that are here at `turn`."""
+def _meetings(q_BNTH: jax.Array, keys: Any, mask: AttentionMask, drawn_BN3: jax.Array | None, turn: jax.Array) -> Any:
+    """Yields (a, b, whether a query may see a key, the `Meeting`) of the queries' half a with half b of the keys that
+    are here at `turn`."""
     k_BKSH, _, key_arrays = keys
     count, index = ways(), jax.lax.axis_index(AXIS)
     T, S = q_BNTH.shape[2] // HALVES, k_BKSH.shape[2] // HALVES
@@ -114,8 +118,9 @@ def _pairs(q_BNTH: jax.Array, keys: Any, mask: AttentionMask, turn: jax.Array) -
     bounded = mask.static and mask.prefix_BS is None
     for a in range(HALVES):
         for b in range(HALVES):
-            first = jnp.asarray(order)[index * HALVES + a] * T
-            offset = first - jnp.asarray(order)[(index - turn) % count * HALVES + b] * S
+            own = jnp.asarray(order)[index * HALVES + a]
+            other = jnp.asarray(order)[(index - turn) % count * HALVES + b]
+            offset = own * T - other * S
             busy = jnp.bool_(True)
             if bounded and sight.after is not None:
                 busy &= -offset - (T - 1) <= sight.after
@@ -124,19 +129,14 @@ def _pairs(q_BNTH: jax.Array, keys: Any, mask: AttentionMask, turn: jax.Array) -
             queries = (None if x is None else half(x, a, 1) for x in (mask.query_positions_BT, mask.query_segments_BT))
             places_BT, segments_BT = queries
             key_halves = [None if x is None else half(x, b, 1) for x in key_arrays]
-            yield (
-                a,
-                b,
-                busy,
-                offset,
-                mask.replace(
-                    query_positions_BT=places_BT,
-                    query_segments_BT=segments_BT,
-                    key_positions_BS=key_halves[0],
-                    key_segments_BS=key_halves[1],
-                    prefix_BS=key_halves[2],
-                ),
+            part = mask.replace(
+                query_positions_BT=places_BT,
+                query_segments_BT=segments_BT,
+                key_positions_BS=key_halves[0],
+                key_segments_BS=key_halves[1],
+                prefix_BS=key_halves[2],
             )
+            yield a, b, busy, Meeting(part, offset, tile_dropout.of_block(drawn_BN3, own * len(order) + other))
 
 
 def _keys(k_BKSH: jax.Array, v_BKSU: jax.Array, mask: AttentionMask) -> Any:
@@ -145,7 +145,12 @@ def _keys(k_BKSH: jax.Array, v_BKSU: jax.Array, mask: AttentionMask) -> Any:
 
 
 def _attend(
-    plan: Plan, q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSU: jax.Array, mask: AttentionMask
+    plan: Plan,
+    q_BNTH: jax.Array,
+    k_BKSH: jax.Array,
+    v_BKSU: jax.Array,
+    mask: AttentionMask,
+    drawn_BN3: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array]:
     """Returns (out_BNTU, float32, the log-sum-exp of the scores lse_BNT) of this device's queries."""
     pair, shape = KERNELS[plan.kernel], q_BNTH.shape[:3]
@@ -153,12 +158,12 @@ def _attend(
     def turn(carry: Any, number: jax.Array) -> tuple[Any, None]:
         keys, halves = carry
         halves = list(halves)
-        for a, b, busy, offset, part in _pairs(q_BNTH, keys, mask, number):
+        for a, b, busy, meeting in _meetings(q_BNTH, keys, mask, drawn_BN3, number):
 
-            def add(sums: Any, a: int = a, b: int = b, offset: Any = offset, part: AttentionMask = part) -> Any:
+            def add(sums: Any, a: int = a, b: int = b, meeting: Meeting = meeting) -> Any:
                 out, lse = sums
                 q, k, v = half(q_BNTH, a, 2), half(keys[0], b, 2), half(keys[1], b, 2)
-                more, more_lse = pair.forward(q, k, v, part, offset, plan.options, plan.interpret)
+                more, more_lse = pair.forward(q, k, v, meeting, plan.options, plan.interpret)
                 whole = jnp.logaddexp(lse, more_lse)
                 fade, share = jnp.exp(lse - whole), jnp.exp(more_lse - whole)
                 return out * fade[..., None] + more.astype(jnp.float32) * share[..., None], whole
@@ -179,6 +184,7 @@ def _differentiate(
     k_BKSH: jax.Array,
     v_BKSU: jax.Array,
     mask: AttentionMask,
+    drawn_BN3: jax.Array | None,
     out_BNTU: jax.Array,
     lse_BNT: jax.Array,
     dout_BNTU: jax.Array,
@@ -189,12 +195,12 @@ def _differentiate(
     def turn(carry: Any, number: jax.Array) -> tuple[Any, None]:
         keys, dkeys, dqueries = carry
         dkeys, dqueries = list(dkeys), list(dqueries)
-        for a, b, busy, offset, part in _pairs(q_BNTH, keys, mask, number):
+        for a, b, busy, meeting in _meetings(q_BNTH, keys, mask, drawn_BN3, number):
 
-            def add(sums: Any, a: int = a, b: int = b, offset: Any = offset, part: AttentionMask = part) -> Any:
+            def add(sums: Any, a: int = a, b: int = b, meeting: Meeting = meeting) -> Any:
                 q, k, v = half(q_BNTH, a, 2), half(keys[0], b, 2), half(keys[1], b, 2)
                 kept = tuple(half(x, a, 2) for x in (out_BNTU, lse_BNT, dout_BNTU))
-                more = pair.backward(q, k, v, part, offset, plan.options, plan.interpret, *kept)
+                more = pair.backward(q, k, v, meeting, plan.options, plan.interpret, *kept)
                 return tuple(x + g.astype(jnp.float32) for x, g in zip(sums, more, strict=True))
 
             dqueries[a], *dkeys[b] = jax.lax.cond(busy, add, lambda sums: sums, (dqueries[a], *dkeys[b]))
