@@ -11,7 +11,7 @@ import norm_cases
 from attention_cases import CASES, Case, make, make_mask
 from tformer.config import Mesh, Model
 from tformer.distributed import sharding
-from tformer.layers import cudnn, kernels, norm_kernel, norms, splash, triton
+from tformer.layers import cudnn, kernels, norm_kernel, norms, splash, tiled_attention, triton
 from tformer.layers.kernels import ScoreOptions
 from tformer.layers.parallel import ring_attention, ring_kernels
 from tformer.layers.resolved import resolve_model
@@ -78,7 +78,8 @@ def test_tiles_that_no_query_sees_are_left_out(name):
     tiles_BIJ = np.zeros((B, -(-T // triton.BLOCK), -(-S // triton.BLOCK)), bool)
     for b, t, s in np.argwhere(sees_BTS):
         tiles_BIJ[b, t // triton.BLOCK, s // triton.BLOCK] = True
-    read = triton.tokens(mask, B, T, S)
+    arrays = (kernels.pad(jnp.zeros((B, 1, length, 1)), 2, triton.BLOCK) for length in (T, S))
+    read = tiled_attention.make_tokens(mask, *arrays, triton.BLOCK)
     seeing_BI, seen_BJ = tiles_BIJ.any(2), tiles_BIJ.any(1)
     assert seeing_BI.sum() > B
     np.testing.assert_array_equal(np.asarray(read.first_BI)[seeing_BI], tiles_BIJ.argmax(2)[seeing_BI])

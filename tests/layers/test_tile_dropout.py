@@ -19,7 +19,7 @@ KEY, RATE = jax.random.key(3), 0.3
 
 def kept_of(drawn_BN3, T, S):
     """Returns which weights remain, kept_BNTS."""
-    one = functools.partial(tile_dropout.kept, queries_Q=jnp.arange(T), keys_K=jnp.arange(S))
+    one = functools.partial(tile_dropout.kept, queries=jnp.arange(T)[:, None], keys=jnp.arange(S)[None])
     return np.asarray(jax.jit(jax.vmap(jax.vmap(one)))(drawn_BN3))
 
 
@@ -59,7 +59,7 @@ def test_every_pattern_of_eight_neighbours_is_as_frequent_as_the_others():
 
 def test_a_rate_may_be_traced_and_nothing_or_all_be_kept():
     def share(rate):
-        return jnp.mean(tile_dropout.kept(tile_dropout.draw(rate, KEY, 1, 1)[0, 0], jnp.arange(64), jnp.arange(64)))
+        return jnp.mean(tile_dropout.kept(tile_dropout.draw(rate, KEY, 1, 1)[0, 0], *jnp.ogrid[:64, :64]))
 
     found = jax.jit(jax.vmap(share))(jnp.array([0.0, 0.25, 1.0]))
     assert found[0] == 1 and found[2] == 0 and found[1] == pytest.approx(0.75, abs=0.05)

@@ -12,6 +12,7 @@ from tformer.layers import kernels
 from tformer.layers.cudnn import cudnn
 from tformer.layers.kernels import ScoreOptions
 from tformer.layers.masks import AttentionMask
+from tformer.layers.mosaic import mosaic
 from tformer.layers.positions import POSITIONS
 from tformer.layers.splash import flash
 from tformer.layers.triton import triton
@@ -121,7 +122,7 @@ def _missing(kernel: Kernel, needs: Set[str], platform: str) -> list[str]:
 
 
 BEST = {
-    'tpu': ('flash', 'chunked'),
+    'tpu': ('flash', 'mosaic', 'chunked'),
     'gpu': ('cudnn', 'triton', 'chunked'),
 }  # the first that serves; elsewhere `reference`
 
@@ -135,4 +136,5 @@ KERNELS: dict[str, Kernel] = {
     'cudnn': Kernel(cudnn, frozenset({'bias', 'bfloat16'}), ('gpu',), ordered=True),
     'triton': Kernel(triton, SHARED | {'dropout'}, ('gpu',), ordered=True),
     'flash': Kernel(flash, SHARED, ('tpu',), ordered=True),
+    'mosaic': Kernel(mosaic, SHARED | {'dropout'}, ('tpu',), ordered=True),
 }

@@ -13,13 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from tformer.layers import splash, tile_dropout, triton
+from tformer.layers import mosaic, splash, tile_dropout, triton
 from tformer.layers.kernels import MIN, Meeting, ScoreOptions, sink_gradient, with_sink
 from tformer.layers.masks import AttentionMask, Sight
 from tformer.layers.parallel import each_device
 from tformer.layers.parallel.ring_attention import AXIS, HALVES, half, pass_on, ways, zigzag
 
-KERNELS = {'flash': splash.PAIR, 'cudnn': triton.PAIR, 'triton': triton.PAIR}
+KERNELS = {'flash': splash.PAIR, 'mosaic': mosaic.PAIR, 'cudnn': triton.PAIR, 'triton': triton.PAIR}
 
 
 class Plan(NamedTuple):

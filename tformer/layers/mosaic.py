@@ -1,0 +1,138 @@
+"""Attention on TPUs for any mask, and with dropout, in Mosaic: three Pallas kernels."""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+from tformer.layers import mosaic_tiles, tiled_attention
+from tformer.layers.kernels import ScoreOptions, pad
+from tformer.layers.masks import AttentionMask
+from tformer.layers.tiled_attention import Backend, Tiles, Tokens, keys_seen, queries_seeing
+
+LANES, SUBLANES = 128, 8
+BLOCKS = (512, 256, 128)  # queries and keys of a tile: the first that divides both lengths
+
+
+def mosaic(
+    q_BNTH: jax.Array,
+    k_BKSH: jax.Array,
+    v_BKSU: jax.Array,
+    mask: AttentionMask,
+    options: ScoreOptions,
+    *,
+    interpret: bool = False,
+) -> jax.Array:
+    """Attention as kernels.py defines it, on each device's own rows and heads."""
+    return tiled_attention.attend(BACKEND, q_BNTH, k_BKSH, v_BKSU, mask, options, interpret)
+
+
+def forward(
+    tiles: Tiles, q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSU: jax.Array, tokens: Tokens
+) -> tuple[jax.Array, jax.Array]:
+    """Returns (out_BNTU, lse_BNT), as `Backend` says."""
+    (B, N, T, _), U, shape = q_BNTH.shape, v_BKSU.shape[-1], jax.ShapeDtypeStruct
+    outs = shape((B, N, T, U), v_BKSU.dtype), shape((B, N, 1, T), jnp.float32)
+    sums = (1, tiles.block), (1, tiles.block), (U, tiles.block)
+    inputs = q_BNTH, k_BKSH, v_BKSU
+    out_BNTU, lse_BN1T = _call(mosaic_tiles.forward, tiles, inputs, tokens, (), 'queries', outs, sums)
+    return out_BNTU, lse_BN1T[:, :, 0]
+
+
+def backward(
+    tiles: Tiles,
+    q_BNTH: jax.Array,
+    k_BKSH: jax.Array,
+    v_BKSU: jax.Array,
+    tokens: Tokens,
+    lse_BNT: jax.Array,
+    delta_BNT: jax.Array,
+    dout_BNTU: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns the gradients of queries, keys and values."""
+    (B, N, _, H), (_, K, S, U), shape, block = q_BNTH.shape, v_BKSU.shape, jax.ShapeDtypeStruct, tiles.block
+    inputs, kept = (q_BNTH, k_BKSH, v_BKSU), (lse_BNT[:, :, None], delta_BNT[:, :, None], dout_BNTU)
+    (dq_BNTH,) = _call(
+        mosaic_tiles.backward_queries, tiles, inputs, tokens, kept, 'queries',
+        (shape(q_BNTH.shape, q_BNTH.dtype),), ((H, block),),
+    )  # fmt: skip
+    dtype = k_BKSH.dtype if N == K else jnp.float32
+    dkeys = _call(
+        mosaic_tiles.backward_keys, tiles, inputs, tokens, kept, 'keys',
+        (shape((B, N, S, H), dtype), shape((B, N, S, U), dtype)), ((block, H), (block, U)),
+    )  # fmt: skip
+    return dq_BNTH, *(tiled_attention.summed(x, K) for x in dkeys)
+
+
+def _call(
+    kernel: Callable[..., None], tiles: Tiles, inputs: Any, tokens: Tokens, kept: Any, by: str, outs: Any, sums: Any
+) -> Any:
+    """Returns the results of a kernel whose programs each hold one tile of the queries or keys, `by`, and meet one of
+    the others at each step. Steps that would meet no query and key load no tile."""
+    from jax.experimental.pallas import tpu  # slow to import
+
+    (B, N, T, _), (K, S), block = inputs[0].shape, inputs[1].shape[1:3], tiles.block
+    count, met = (T // block, S // block) if by == 'queries' else (S // block, T // block)
+    bounds, visit = (tokens.first_BI, keys_seen) if by == 'queries' else (tokens.end_BJ, queries_seeing)
+
+    def number(own: str, b: Any, tile: Any, step: Any, window: Any, bounds: Any) -> Any:
+        """Returns the number of the tile of `own`, queries or keys, that is held at a step."""
+        if own == by:
+            return tile
+        begin, end = visit(tiles, tile, met, window[0], bounds[b, tile])
+        return jnp.clip(step, begin, jnp.maximum(end - 1, begin)) if tiles.in_order else step
+
+    def spec(x: Any, own: str) -> pl.BlockSpec:
+        """Heads are axis 1 and places axis 2, of the numbers of queries axis 3."""
+        heads, along = x.shape[1], x.shape[2] == 1
+        shape = (1, block) if along else (block, x.shape[3])
+
+        def index(b: Any, n: Any, *place: Any) -> tuple[Any, ...]:
+            at = number(own, b, *place)
+            return (b, lax.div(n, N // K) if heads == K else n, *((0, at) if along else (at, 0)))
+
+        return pl.BlockSpec((None, None, *shape), index)
+
+    def token_spec(own: str) -> pl.BlockSpec:
+        return pl.BlockSpec((None, SUBLANES, block), lambda b, n, *place: (b, 0, number(own, b, *place)))
+
+    by_head = pl.BlockSpec((None, 1, 3), lambda b, n, *place: (b * N + n, 0, 0), memory_space=tpu.SMEM)
+    drawn = None if tokens.drawn_BN3 is None else tokens.drawn_BN3.reshape(B * N, 1, 3)
+    in_specs: list[Any] = [spec(x, own) for x, own in zip(inputs, ('queries', 'keys', 'keys'), strict=True)]
+    in_specs += [token_spec('queries'), token_spec('keys'), None if drawn is None else by_head]
+    in_specs += [spec(x, 'queries') for x in kept]
+    call = pl.pallas_call(
+        functools.partial(kernel, tiles),
+        grid_spec=tpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=2,
+            grid=(B, N, count, met),
+            in_specs=in_specs,
+            out_specs=[spec(x, by) for x in outs],
+            scratch_shapes=[tpu.VMEM(shape, jnp.float32) for shape in sums],
+        ),
+        out_shape=outs,
+        compiler_params=tpu.CompilerParams(dimension_semantics=('parallel', 'parallel', 'parallel', 'arbitrary')),
+        interpret=tiles.interpret,
+    )
+    queries, keys = (pad(x, 1, SUBLANES) for x in (tokens.queries_B2T, tokens.keys_B3S))
+    with tiled_attention.counted(tiles, T, S, PHASES[kernel]):
+        return call(tokens.window_1, bounds, *inputs, queries, keys, drawn, *kept)
+
+
+def block(T: int, S: int) -> int:
+    """Returns the queries and keys of a tile, for lengths that are multiples of `LANES`."""
+    return next(size for size in BLOCKS if math.gcd(T, S) % size == 0)
+
+
+PHASES: dict[Any, str] = {
+    mosaic_tiles.forward: 'fwd',
+    mosaic_tiles.backward_queries: 'dq',
+    mosaic_tiles.backward_keys: 'dkv',
+}
+BACKEND = Backend('mosaic', forward, backward, block, lambda size: size, LANES)
+PAIR = tiled_attention.make_pair(BACKEND)

@@ -1,0 +1,115 @@
+"""The tiles of attention in Mosaic: at each step a program meets one tile of queries with one of keys.
+
+Scores are [keys, queries]: what there is one of for each query lies along the lanes.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+
+from tformer.layers.kernels import MIN
+from tformer.layers.tiled_attention import Drop, Tiles, keys_seen, queries_seeing, scored
+
+
+def _dot(x: jax.Array, y: jax.Array, axis_x: int, axis_y: int) -> jax.Array:
+    """Returns the product over an axis of each."""
+    return lax.dot_general(x, y, (((axis_x,), (axis_y,)), ((), ())), preferred_element_type=jnp.float32)
+
+
+class _Meeting:
+    """A tile of queries and a tile of keys: their scores, and what is dropped."""
+
+    def __init__(self, tiles: Tiles, queries: Any, keys: Any, window: Any, drawn: Any, numbers: tuple[Any, Any]):
+        columns = keys[...].T  # positions, segments, whether in the prefix
+        self.tiles, self.window, self.numbers = tiles, window[0], numbers
+        self.queries, self.keys = [queries[i : i + 1, :] for i in range(2)], [columns[:, i : i + 1] for i in range(3)]
+        self.drop = Drop(tiles.block, (1, 0), None if drawn is None else [drawn[0, i] for i in range(3)])
+
+    def scores(self, q: Any, k: Any) -> Any:
+        """Returns what `scored` does, each [keys, queries]."""
+        return scored(self.tiles, _dot(k[...], q[...], 1, 1), self.queries, self.keys, self.window)
+
+    def dropped(self, x: jax.Array) -> jax.Array:
+        return self.drop(x, *self.numbers)
+
+    def gradients(self, q: Any, k: Any, v: Any, lse: Any, delta: Any, dout: Any) -> tuple[jax.Array, jax.Array]:
+        """Returns (the weights, the gradients of the products of queries and keys), [keys, queries]."""
+        scores, seen, slope = self.scores(q, k)
+        weights = jnp.where(seen, jnp.exp(scores - lse[...]), 0.0)
+        dweights = self.drop.scaled(self.dropped(_dot(v[...], dout[...], 1, 1)))
+        return weights, weights * (dweights - delta[...]) * slope
+
+
+def forward(
+    tiles: Tiles, window: Any, first: Any, q: Any, k: Any, v: Any, queries: Any, keys: Any, drawn: Any, out: Any,
+    lse: Any, top: Any, total: Any, sums: Any,
+) -> None:  # fmt: skip
+    b, i, j, count = pl.program_id(0), pl.program_id(2), pl.program_id(3), pl.num_programs(3)
+    begin, end = keys_seen(tiles, i, count, window[0], first[b, i])
+    meeting = _Meeting(tiles, queries, keys, window, drawn, (i, j))
+
+    @pl.when(j == 0)
+    def start() -> None:
+        top[...], total[...], sums[...] = jnp.full_like(top, MIN), jnp.zeros_like(total), jnp.zeros_like(sums)
+
+    @pl.when((j >= begin) & (j < end))
+    def add() -> None:
+        scores, seen, _ = meeting.scores(q, k)
+        higher = jnp.maximum(top[...], scores.max(0, keepdims=True))
+        weights, fade = jnp.where(seen, jnp.exp(scores - higher), 0.0), jnp.exp(top[...] - higher)
+        top[...], total[...] = higher, total[...] * fade + weights.sum(0, keepdims=True)
+        sums[...] = sums[...] * fade + _dot(v[...], meeting.dropped(weights).astype(v.dtype), 0, 0)
+
+    @pl.when(j == count - 1)
+    def write() -> None:
+        found = jnp.where(total[...] > 0, total[...], 1.0)
+        out[...] = meeting.drop.scaled(sums[...] / found).T.astype(out.dtype)
+        lse[...] = jnp.where(total[...] > 0, top[...] + jnp.log(found), MIN)
+
+
+def backward_queries(
+    tiles: Tiles, window: Any, first: Any, q: Any, k: Any, v: Any, queries: Any, keys: Any, drawn: Any, lse: Any,
+    delta: Any, dout: Any, dq: Any, sums: Any,
+) -> None:  # fmt: skip
+    b, i, j, count = pl.program_id(0), pl.program_id(2), pl.program_id(3), pl.num_programs(3)
+    begin, end = keys_seen(tiles, i, count, window[0], first[b, i])
+    meeting = _Meeting(tiles, queries, keys, window, drawn, (i, j))
+
+    @pl.when(j == 0)
+    def start() -> None:
+        sums[...] = jnp.zeros_like(sums)
+
+    @pl.when((j >= begin) & (j < end))
+    def add() -> None:
+        _, dscores = meeting.gradients(q, k, v, lse, delta, dout)
+        sums[...] += _dot(k[...], dscores.astype(k.dtype), 0, 0)
+
+    @pl.when(j == count - 1)
+    def write() -> None:
+        dq[...] = sums[...].T.astype(dq.dtype)
+
+
+def backward_keys(
+    tiles: Tiles, window: Any, end: Any, q: Any, k: Any, v: Any, queries: Any, keys: Any, drawn: Any, lse: Any,
+    delta: Any, dout: Any, dk: Any, dv: Any, key_sums: Any, value_sums: Any,
+) -> None:  # fmt: skip
+    b, j, i, count = pl.program_id(0), pl.program_id(2), pl.program_id(3), pl.num_programs(3)
+    begin, last = queries_seeing(tiles, j, count, window[0], end[b, j])
+    meeting = _Meeting(tiles, queries, keys, window, drawn, (i, j))
+
+    @pl.when(i == 0)
+    def start() -> None:
+        key_sums[...], value_sums[...] = jnp.zeros_like(key_sums), jnp.zeros_like(value_sums)
+
+    @pl.when((i >= begin) & (i < last))
+    def add() -> None:
+        weights, dscores = meeting.gradients(q, k, v, lse, delta, dout)
+        key_sums[...] += _dot(dscores.astype(q.dtype), q[...], 1, 0)
+        value_sums[...] += _dot(meeting.dropped(weights).astype(dout.dtype), dout[...], 1, 0)
+
+    @pl.when(i == count - 1)
+    def write() -> None:
+        dk[...], dv[...] = key_sums[...].astype(dk.dtype), meeting.drop.scaled(value_sums[...]).astype(dv.dtype)

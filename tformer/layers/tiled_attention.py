@@ -1,0 +1,283 @@
+"""Attention by tiles of queries and keys, as kernels of Pallas compute it for GPUs and TPUs: flash attention (Dao et
+al. 2022; Dao 2023).
+
+A tile reads the positions and segments of its queries and keys, 4 bytes a token each, and makes its part of the mask.
+Where the order of the tokens is known, tiles of which no query sees a key are skipped, in packed rows those of other
+examples too. Memory is linear in the length.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from tformer.layers import tile_dropout
+from tformer.layers.kernels import MIN, Meeting, Pair, ScoreOptions, pad, plain, refuse, sink_gradient, with_sink
+from tformer.layers.masks import AttentionMask
+from tformer.layers.parallel.each_device import on_each_device
+
+NO_WINDOW = 2**30
+
+
+class Tiles(NamedTuple):
+    """What the kernels are told besides arrays."""
+
+    block: int  # queries and keys of a tile
+    softcap: float | None = None
+    causal: bool = False
+    in_order: bool = False  # no query sees a key whose place is after its own, or a window before
+    interpret: bool = False
+
+
+class Tokens(NamedTuple):
+    """What tiles read of their tokens."""
+
+    queries_B2T: jax.Array  # positions, segments
+    keys_B3S: jax.Array  # positions, segments, 1 in the prefix
+    window_1: jax.Array
+    first_BI: jax.Array  # of tiles in order, the first tile of keys that a tile of queries sees, its window apart
+    end_BJ: jax.Array  # and the tile of queries after the last that sees a tile of keys
+    drawn_BN3: jax.Array | None = None  # of `tile_dropout`, where weights are dropped
+
+
+class Backend(NamedTuple):
+    """The kernels of a platform. Lengths are whole tiles; queries are scaled.
+
+    Attributes:
+      name: key of `kernel_choice.KERNELS`.
+      forward: (tiles, q_BNTH, k_BKSH, v_BKSU, tokens) -> (out_BNTU, the log-sum-exp of the scores lse_BNT, float32,
+        `MIN` where a query sees nothing).
+      backward: (tiles, q_BNTH, k_BKSH, v_BKSU, tokens, lse_BNT, delta_BNT, dout_BNTU) -> the gradients of queries, keys
+        and values, of attention whose weights are exp(scores - lse).
+      block: the queries and keys of a tile, by the numbers of both.
+      width: the size of a head in the kernel.
+      multiple: lengths that are a multiple are whole tiles.
+    """
+
+    name: str
+    forward: Callable[..., tuple[jax.Array, jax.Array]]
+    backward: Callable[..., tuple[jax.Array, jax.Array, jax.Array]]
+    block: Callable[[int, int], int]
+    width: Callable[[int], int]
+    multiple: int
+
+
+def attend(
+    backend: Backend,
+    q_BNTH: jax.Array,
+    k_BKSH: jax.Array,
+    v_BKSU: jax.Array,
+    mask: AttentionMask,
+    options: ScoreOptions,
+    interpret: bool,
+) -> jax.Array:
+    """Attention as kernels.py defines it, on each device's own rows and heads.
+
+    One query, a step of decoding, goes elsewhere: here it would be a tile of padding, and the cache's keys be copied.
+    """
+    refuse(backend.name, options, 'bias')
+    if q_BNTH.shape[2] == 1:
+        return plain(q_BNTH, k_BKSH, v_BKSU, mask.array(), options)
+
+    def own(q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSU: jax.Array, mask: AttentionMask, heads: Any) -> jax.Array:
+        sink_N, drawn_BN3 = heads
+        T, U = q_BNTH.shape[2], v_BKSU.shape[3]
+        q, k, v = (pad(x, 2, backend.multiple) for x in (q_BNTH * options.scale, k_BKSH, v_BKSU))
+        tiles = _tiles(backend, q, k, options, mask, interpret)
+        tiles = tiles._replace(in_order=mask.order in ('behind', 'front') and mask.causal and mask.prefix_BS is None)
+        read = make_tokens(mask, q, k, tiles.block, drawn_BN3)
+        return attention(backend, tiles, *_wide(backend, q, k, v), read, sink_N)[:, :, :T, :U]
+
+    drawn_BN3 = tile_dropout.draw(options.dropout_rate, options.dropout_key, *q_BNTH.shape[:2])
+    return on_each_device(own, q_BNTH, k_BKSH, v_BKSU, mask, (options.sink_N, drawn_BN3))
+
+
+def _tiles(
+    backend: Backend, q_BNTH: jax.Array, k_BKSH: jax.Array, options: ScoreOptions, mask: AttentionMask, interpret: bool
+) -> Tiles:
+    """Returns tiles in an unknown order."""
+    block = backend.block(q_BNTH.shape[2], k_BKSH.shape[2])
+    return Tiles(block, options.softcap, mask.causal, interpret=interpret)
+
+
+def _wide(backend: Backend, *arrays: jax.Array) -> list[jax.Array]:
+    return [pad(x, 3, backend.width(x.shape[3])) for x in arrays]
+
+
+def make_tokens(
+    mask: AttentionMask, q_BNTH: jax.Array, k_BKSH: jax.Array, block: int, drawn_BN3: jax.Array | None = None
+) -> Tokens:
+    """Returns the tokens of a mask, padded to the lengths of queries and keys by keys that nobody sees."""
+    (B, _, T, _), S, segments = q_BNTH.shape, k_BKSH.shape[2], mask.segments()
+    prefix_BS = jnp.zeros_like(mask.key_positions_BS) if mask.prefix_BS is None else mask.prefix_BS
+
+    def stacked(*arrays: jax.Array, length: int) -> jax.Array:
+        wide = [jnp.broadcast_to(x.astype(jnp.int32), (B, x.shape[1])) for x in arrays]
+        return pad(jnp.stack(wide, 1), 2, length, -1)
+
+    queries_B2T = stacked(mask.query_positions_BT, segments[0], length=T)
+    keys_B3S = stacked(mask.key_positions_BS, segments[1], prefix_BS, length=S)
+    window_1 = jnp.full((1,), NO_WINDOW) if mask.window is None else jnp.minimum(mask.window, NO_WINDOW).reshape(1)
+    return Tokens(queries_B2T, keys_B3S, window_1, *_bounds(queries_B2T[:, 0], S // block, block), drawn_BN3)
+
+
+def _bounds(positions_BT: jax.Array, key_tiles: int, block: int) -> tuple[jax.Array, jax.Array]:
+    """Returns first_BI and end_BJ of `Tokens`: no query sees a key before the place where its positions begin."""
+    begins_BT = jnp.where(positions_BT >= 0, jnp.arange(positions_BT.shape[1])[None] - positions_BT, NO_WINDOW)
+    first_BI = begins_BT.reshape(len(begins_BT), -1, block).min(2) // block
+    later_BT = jax.lax.cummin(begins_BT, axis=1, reverse=True)  # where the first of all later queries begins
+    ends_J = block * (1 + jnp.arange(key_tiles))
+    count_BJ = jnp.sum(later_BT[:, None] < ends_J[None, :, None], 2, dtype=jnp.int32)
+    return first_BI, -(-count_BJ // block)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def attention(
+    backend: Backend,
+    tiles: Tiles,
+    q_BNTH: jax.Array,
+    k_BKSH: jax.Array,
+    v_BKSU: jax.Array,
+    tokens: Tokens,
+    sink_N: jax.Array | None,
+) -> jax.Array:
+    """Returns out_BNTU, as the backend's kernels compute it."""
+    return _attention_forward(backend, tiles, q_BNTH, k_BKSH, v_BKSU, tokens, sink_N)[0]
+
+
+def _attention_forward(
+    backend: Backend,
+    tiles: Tiles,
+    q_BNTH: jax.Array,
+    k_BKSH: jax.Array,
+    v_BKSU: jax.Array,
+    tokens: Tokens,
+    sink_N: jax.Array | None,
+) -> tuple[jax.Array, Any]:
+    out_BNTU, lse_BNT = with_sink(*backend.forward(tiles, q_BNTH, k_BKSH, v_BKSU, tokens), sink_N)
+    return out_BNTU, (q_BNTH, k_BKSH, v_BKSU, tokens, sink_N, out_BNTU, lse_BNT)
+
+
+def _attention_backward(backend: Backend, tiles: Tiles, kept: Any, dout_BNTU: jax.Array) -> tuple[Any, ...]:
+    q_BNTH, k_BKSH, v_BKSU, tokens, sink_N, out_BNTU, lse_BNT = kept
+    delta_BNT = _delta(out_BNTU, dout_BNTU)
+    grads = backend.backward(tiles, q_BNTH, k_BKSH, v_BKSU, tokens, lse_BNT, delta_BNT, dout_BNTU)
+    dsink_N = sink_gradient(lse_BNT, delta_BNT, sink_N)
+    return (*(g.astype(x.dtype) for g, x in zip(grads, (q_BNTH, k_BKSH, v_BKSU), strict=True)), None, dsink_N)
+
+
+attention.defvjp(_attention_forward, _attention_backward)
+
+
+def _delta(out_BNTU: jax.Array, dout_BNTU: jax.Array) -> jax.Array:
+    """Returns the sum of the weights times their gradients (Dao et al. 2022, appendix B.4)."""
+    return jnp.sum(dout_BNTU.astype(jnp.float32) * out_BNTU.astype(jnp.float32), -1)
+
+
+def summed(x_BNSX: jax.Array, kv_heads: int) -> jax.Array:
+    """Returns the gradients of the key heads, which several query heads use, x_BKSX."""
+    B, N, *rest = x_BNSX.shape
+    return x_BNSX if kv_heads == N else x_BNSX.reshape(B, kv_heads, N // kv_heads, *rest).sum(2)
+
+
+@contextlib.contextmanager
+def counted(tiles: Tiles, T: int, S: int, phase: str) -> Iterator[None]:
+    """A context for the call of a kernel, which says for `distributed.costs` how many pairs its tiles visit."""
+    visited = T * min(T + tiles.block, 2 * S) // 2 if tiles.in_order else T * S
+    with jax.named_scope(f'pairs_{visited}'), jax.named_scope(f'attention_{phase}_tiles'):
+        yield
+
+
+# ------------------------------------------------------------------------------------------------ in a ring
+def make_pair(backend: Backend) -> Pair:
+    """Returns the kernels of one block of queries and one of keys, parts of a ring."""
+
+    def read(meeting: Meeting, q_BNTH: jax.Array, k_BKSH: jax.Array, options: ScoreOptions, interpret: bool) -> Any:
+        tiles = _tiles(backend, q_BNTH, k_BKSH, options, meeting.mask, interpret)
+        return tiles, make_tokens(meeting.mask, q_BNTH, k_BKSH, tiles.block, meeting.drawn_BN3)
+
+    def forward(
+        q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSU: jax.Array, meeting: Meeting,
+        options: ScoreOptions, interpret: bool,
+    ) -> tuple[jax.Array, jax.Array]:  # fmt: skip
+        tiles, tokens = read(meeting, q_BNTH, k_BKSH, options, interpret)
+        out_BNTU, lse_BNT = backend.forward(tiles, *_wide(backend, q_BNTH, k_BKSH, v_BKSU), tokens)
+        return out_BNTU[..., : v_BKSU.shape[-1]], lse_BNT
+
+    def backward(
+        q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSU: jax.Array, meeting: Meeting,
+        options: ScoreOptions, interpret: bool, out_BNTU: jax.Array, lse_BNT: jax.Array, dout_BNTU: jax.Array,
+    ) -> list[jax.Array]:  # fmt: skip
+        tiles, tokens = read(meeting, q_BNTH, k_BKSH, options, interpret)
+        q, k, v, dout = _wide(backend, q_BNTH, k_BKSH, v_BKSU, dout_BNTU)
+        found = backend.backward(tiles, q, k, v, tokens, lse_BNT, _delta(out_BNTU, dout_BNTU), dout)
+        return [g[..., : x.shape[3]] for g, x in zip(found, (q_BNTH, k_BKSH, v_BKSU), strict=True)]
+
+    return Pair(forward, backward, backend.multiple, any_order=True, drops=True)
+
+
+# ------------------------------------------------------------------------------------------------ in a tile
+def scored(
+    tiles: Tiles, products: jax.Array, queries: Any, keys: Any, window: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array | float]:
+    """Returns (scores, whether they are seen, the derivative of the soft cap) of a tile, from its products.
+
+    Args:
+      tiles: what the kernels are told.
+      products: of queries and keys.
+      queries: the positions and segments of the queries, in shapes that broadcast with `products`.
+      keys: the positions and segments of the keys, and 1 in the prefix, likewise.
+      window: how far a query sees.
+    """
+    scores, slope = products, 1.0
+    if tiles.softcap is not None:
+        tanh = 1 - 2 / (jnp.exp(2 * scores / tiles.softcap) + 1)
+        scores, slope = tiles.softcap * tanh, 1 - tanh * tanh
+    (at, own), (places, segments, prefix) = queries, keys
+    seen = (places >= 0) & (own == segments) & (jnp.abs(at - places) < window)
+    if tiles.causal:
+        seen &= (at >= places) | (prefix > 0)
+    return jnp.where(seen, scores, MIN), seen, slope
+
+
+def keys_seen(tiles: Tiles, tile: Any, count: int, window: Any, first: Any) -> tuple[Any, Any]:
+    """Returns the first of `count` tiles of keys that a tile of queries sees, and the one after the last."""
+    if not tiles.in_order:
+        return jnp.int32(0), jnp.int32(count)
+    near = lax.div(jnp.maximum(tile * tiles.block - window + 1, 0), tiles.block)
+    return jnp.maximum(first, near), jnp.minimum(tile + 1, count)
+
+
+def queries_seeing(tiles: Tiles, tile: Any, count: int, window: Any, end: Any) -> tuple[Any, Any]:
+    """Returns the first of `count` tiles of queries that see a tile of keys, and the one after the last."""
+    if not tiles.in_order:
+        return jnp.int32(0), jnp.int32(count)
+    far = lax.div(tile * tiles.block + 2 * tiles.block - 2 + window, tiles.block)  # where the window leaves them
+    return jnp.minimum(tile, count), jnp.minimum(far, end)
+
+
+class Drop(NamedTuple):
+    """Dropout of the weights of a tile, of none without an array."""
+
+    block: int
+    axes: tuple[int, int]  # of the queries and of the keys in a tile
+    drawn_3: Any  # what `tile_dropout` reads, or None
+
+    def __call__(self, x: jax.Array, queries: Any, keys: Any) -> jax.Array:
+        """Returns what is kept of `x`, by the numbers of the tiles of queries and keys; it is not yet scaled."""
+        if self.drawn_3 is None:
+            return x
+        places = []
+        for number, axis in zip((queries, keys), self.axes, strict=True):
+            shape = [1, 1]
+            shape[axis] = self.block
+            places.append(number * self.block + lax.broadcasted_iota(jnp.int32, shape, axis))
+        return jnp.where(tile_dropout.kept(self.drawn_3, *places), x, 0.0)
+
+    def scaled(self, x: jax.Array) -> jax.Array:
+        """Returns `x` over 1 - rate."""
+        return x if self.drawn_3 is None else x * tile_dropout.scale(self.drawn_3)
