@@ -11,13 +11,15 @@ import norm_cases
 from attention_cases import CASES, Case, make, make_mask
 from tformer.config import Mesh, Model
 from tformer.distributed import sharding
-from tformer.layers import cudnn, kernels, norm_kernel, norms, splash, tiled_attention, triton
+from tformer.layers import cudnn, kernels, mosaic, norm_kernel, norms, splash, tiled_attention, triton
 from tformer.layers.kernels import ScoreOptions
+from tformer.layers.masks import AttentionMask
 from tformer.layers.parallel import ring_attention, ring_kernels
 from tformer.layers.resolved import resolve_model
 
 KERNELS = {
     'flash': functools.partial(splash.flash, interpret=True),
+    'mosaic': functools.partial(mosaic.mosaic, interpret=True),
     'triton': functools.partial(triton.triton, interpret=True),
 }
 
@@ -107,6 +109,20 @@ def test_a_step_of_decoding_fills_no_tile_with_one_query(kernel):
     assert_near(run(kernel, token), run(by_array, token))
 
 
+@pytest.mark.parametrize('kernel', [*KERNELS, 'cudnn'])
+@pytest.mark.parametrize('order', ['behind', 'front', None])
+def test_each_hypothesis_of_a_beam_sees_its_own_tokens(kernel, order):
+    case = Case(lengths=(4, 12), heads=(4, 2), sizes=(8, 8))
+    visible = jnp.asarray(np.random.default_rng(2).random((2, 4, 12)) < 0.6)
+    places = jnp.broadcast_to(jnp.arange(12), (2, 12))
+    mask = AttentionMask(jnp.full((2, 4), 12), places, visible_BTS=visible, causal=True, order=order)
+    function, arrays = KERNELS.get(kernel, cudnn.cudnn), make(case)
+    found = function(arrays['q'], arrays['k'], arrays['v'], mask, ScoreOptions(0.3))
+    np.testing.assert_allclose(
+        found, by_array(arrays['q'], arrays['k'], arrays['v'], mask, ScoreOptions(0.3)), atol=1e-6
+    )
+
+
 KNOWN = {'causal', 'several blocks', 'full', 'across', 'groups', 'fewer key heads than devices', 'window'}
 KNOWN |= {'a window in several blocks', 'window, here none'}
 
@@ -148,7 +164,8 @@ RINGS = {
     'across, packed': Case(causal=False, order=None, across=True, packed=True, **LONG),
 }
 RINGS_BY_POSITION = {'prefix, zigzag': Case(order='zigzag', prefix=True, **LONG), 'unknown': Case(order=None, **LONG)}
-RUNS = [(kernel, name) for kernel in KERNELS for name in RINGS] + [('triton', name) for name in RINGS_BY_POSITION]
+RUNS = [(kernel, name) for kernel in KERNELS for name in RINGS]
+RUNS += [(kernel, name) for kernel in ('mosaic', 'triton') for name in RINGS_BY_POSITION]
 QUICK = 'zigzag, packed, softcap, sink'
 RUNS = [pytest.param(*each, marks=[] if each[1] == QUICK else pytest.mark.slow) for each in RUNS]
 

@@ -35,8 +35,8 @@ def cudnn(
 def knows(mask: AttentionMask) -> bool:
     """Returns whether cuDNN computes a mask by itself."""
     tokens, keys = mask.query_positions_BT.shape[1], mask.key_positions_BS.shape[1]
-    plain = mask.key_segments_BS is None and mask.prefix_BS is None and mask.order == 'behind'
-    return plain and (tokens == keys if mask.causal else mask.window is None)
+    rows = mask.key_segments_BS is None and mask.prefix_BS is None and mask.visible_BTS is None
+    return rows and mask.order == 'behind' and (tokens == keys if mask.causal else mask.window is None)
 
 
 def arguments(mask: AttentionMask, sight: Sight, rows: int) -> dict[str, Any]:

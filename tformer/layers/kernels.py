@@ -20,6 +20,7 @@ import jax.numpy as jnp
 
 from tformer.distributed.sharding import platform
 from tformer.layers.dropout import MaybeScalar, dropout
+from tformer.layers.masks import AttentionMask
 from tformer.layers.products import einsum
 
 CHUNK = 128  # keys that `chunked` takes at a time, at most
@@ -58,7 +59,7 @@ class ScoreOptions(NamedTuple):
 class Meeting(NamedTuple):
     """Who sees whom in one block of queries and one of keys, of which others are elsewhere."""
 
-    mask: Any  # an AttentionMask
+    mask: AttentionMask
     offset: jax.Array  # the place of the first query less that of the first key
     drawn_BN3: jax.Array | None  # of `tile_dropout`
 
@@ -247,8 +248,14 @@ def xla(
     return seen(out_BTNH.swapaxes(1, 2), mask_BTS)
 
 
+def is_step(q_BNTH: jax.Array, mask: AttentionMask) -> bool:
+    """Returns whether the queries are a step of decoding, one token of a row or of each of its hypotheses."""
+    return q_BNTH.shape[2] == 1 or mask.visible_BTS is not None
+
+
 def plain(
-    q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSU: jax.Array, mask_BTS: jax.Array, options: ScoreOptions
+    q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSU: jax.Array, mask: AttentionMask, options: ScoreOptions
 ) -> jax.Array:
     """The kernel for what an accelerator's own does not serve: any mask, and memory O(T)."""
-    return (reference if q_BNTH.shape[2] == 1 else chunked)(q_BNTH, k_BKSH, v_BKSU, mask_BTS, options)
+    kernel = reference if is_step(q_BNTH, mask) else chunked
+    return kernel(q_BNTH, k_BKSH, v_BKSU, mask.array(), options)

@@ -35,7 +35,7 @@ def flash(
     """
     refuse('flash', options, 'bias', 'dropout_rate')
     if not mask.static or (mask.prefix_BS is not None and mask.window is not None):
-        return plain(q_BNTH, k_BKSH, v_BKSU, mask.array(), options)
+        return plain(q_BNTH, k_BKSH, v_BKSU, mask, options)
 
     def attend(q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSU: jax.Array, mask: AttentionMask, sink_N: Any) -> jax.Array:
         own = options._replace(sink_N=sink_N)

@@ -16,7 +16,18 @@ import jax.numpy as jnp
 from jax import lax
 
 from tformer.layers import tile_dropout
-from tformer.layers.kernels import MIN, Meeting, Pair, ScoreOptions, pad, plain, refuse, sink_gradient, with_sink
+from tformer.layers.kernels import (
+    MIN,
+    Meeting,
+    Pair,
+    ScoreOptions,
+    is_step,
+    pad,
+    plain,
+    refuse,
+    sink_gradient,
+    with_sink,
+)
 from tformer.layers.masks import AttentionMask
 from tformer.layers.parallel.each_device import on_each_device
 
@@ -77,11 +88,11 @@ def attend(
 ) -> jax.Array:
     """Attention as kernels.py defines it, on each device's own rows and heads.
 
-    One query, a step of decoding, goes elsewhere: here it would be a tile of padding, and the cache's keys be copied.
+    A step of decoding goes elsewhere: here it would be a tile of padding, and the cache's keys be copied.
     """
     refuse(backend.name, options, 'bias')
-    if q_BNTH.shape[2] == 1:
-        return plain(q_BNTH, k_BKSH, v_BKSU, mask.array(), options)
+    if is_step(q_BNTH, mask):
+        return plain(q_BNTH, k_BKSH, v_BKSU, mask, options)
 
     def own(q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSU: jax.Array, mask: AttentionMask, heads: Any) -> jax.Array:
         sink_N, drawn_BN3 = heads
