@@ -37,8 +37,8 @@ class _Meeting:
 
     def gradients(self, q: Any, k: Any, v: Any, lse: Any, delta: Any, dout: Any) -> tuple[jax.Array, jax.Array]:
         """Returns (the weights, the gradients of the products of queries and keys), [keys, queries]."""
-        scores, seen, slope = self.scores(q, k)
-        weights = jnp.where(seen, jnp.exp(scores - lse[...]), 0.0)
+        scores, slope = self.scores(q, k)
+        weights = jnp.exp(scores - lse[...])
         dweights = self.drop.scaled(self.dropped(_dot(v[...], dout[...], 1, 1)))
         return weights, weights * (dweights - delta[...]) * slope
 
@@ -57,17 +57,18 @@ def forward(
 
     @pl.when((j >= begin) & (j < end))
     def add() -> None:
-        scores, seen, _ = meeting.scores(q, k)
+        scores, _ = meeting.scores(q, k)
         higher = jnp.maximum(top[...], scores.max(0, keepdims=True))
-        weights, fade = jnp.where(seen, jnp.exp(scores - higher), 0.0), jnp.exp(top[...] - higher)
+        weights, fade = jnp.exp(scores - higher), jnp.exp(top[...] - higher)
         top[...], total[...] = higher, total[...] * fade + weights.sum(0, keepdims=True)
         sums[...] = sums[...] * fade + _dot(v[...], meeting.dropped(weights).astype(v.dtype), 0, 0)
 
     @pl.when(j == count - 1)
     def write() -> None:
-        found = jnp.where(total[...] > 0, total[...], 1.0)
-        out[...] = meeting.drop.scaled(sums[...] / found).T.astype(out.dtype)
-        lse[...] = jnp.where(total[...] > 0, top[...] + jnp.log(found), MIN)
+        seen = top[...] > MIN  # else what was added is not what a query sees
+        found = jnp.where(seen, total[...], 1.0)
+        out[...] = jnp.where(seen, meeting.drop.scaled(sums[...] / found), 0.0).T.astype(out.dtype)
+        lse[...] = jnp.where(seen, top[...] + jnp.log(found), MIN)
 
 
 def backward_queries(

@@ -28,7 +28,7 @@ from tformer.layers.kernels import (
     sink_gradient,
     with_sink,
 )
-from tformer.layers.masks import AttentionMask
+from tformer.layers.masks import HIDDEN, AttentionMask
 from tformer.layers.parallel.each_device import on_each_device
 
 NO_WINDOW = 2**30
@@ -40,6 +40,8 @@ class Tiles(NamedTuple):
     block: int  # queries and keys of a tile
     softcap: float | None = None
     causal: bool = False
+    window: bool = False  # whether there is one
+    prefix: bool = False  # whether some keys are seen by earlier queries, too
     in_order: bool = False  # no query sees a key whose place is after its own, or a window before
     interpret: bool = False
 
@@ -48,7 +50,7 @@ class Tokens(NamedTuple):
     """What tiles read of their tokens."""
 
     queries_B2T: jax.Array  # positions, segments
-    keys_B3S: jax.Array  # positions, segments, 1 in the prefix
+    keys_B3S: jax.Array  # positions, segments, `HIDDEN` at padding, and 1 in the prefix
     window_1: jax.Array
     first_BI: jax.Array  # of tiles in order, the first tile of keys that a tile of queries sees, its window apart
     end_BJ: jax.Array  # and the tile of queries after the last that sees a tile of keys
@@ -63,7 +65,7 @@ class Backend(NamedTuple):
       forward: (tiles, q_BNTH, k_BKSH, v_BKSU, tokens) -> (out_BNTU, the log-sum-exp of the scores lse_BNT, float32,
         `MIN` where a query sees nothing).
       backward: (tiles, q_BNTH, k_BKSH, v_BKSU, tokens, lse_BNT, delta_BNT, dout_BNTU) -> the gradients of queries, keys
-        and values, of attention whose weights are exp(scores - lse).
+        and values, of attention whose weights are exp(scores - lse); `lse_BNT` is 0 where a query sees nothing.
       block: the queries and keys of a tile, by the numbers of both.
       width: the size of a head in the kernel.
       multiple: lengths that are a multiple are whole tiles.
@@ -99,7 +101,7 @@ def attend(
         T, U = q_BNTH.shape[2], v_BKSU.shape[3]
         q, k, v = (pad(x, 2, backend.multiple) for x in (q_BNTH * options.scale, k_BKSH, v_BKSU))
         tiles = _tiles(backend, q, k, options, mask, interpret)
-        tiles = tiles._replace(in_order=mask.order in ('behind', 'front') and mask.causal and mask.prefix_BS is None)
+        tiles = tiles._replace(in_order=mask.order in ('behind', 'front') and mask.causal and not tiles.prefix)
         read = make_tokens(mask, q, k, tiles.block, drawn_BN3)
         return attention(backend, tiles, *_wide(backend, q, k, v), read, sink_N)[:, :, :T, :U]
 
@@ -112,7 +114,8 @@ def _tiles(
 ) -> Tiles:
     """Returns tiles in an unknown order."""
     block = backend.block(q_BNTH.shape[2], k_BKSH.shape[2])
-    return Tiles(block, options.softcap, mask.causal, interpret=interpret)
+    prefix = mask.causal and mask.prefix_BS is not None
+    return Tiles(block, options.softcap, mask.causal, mask.window is not None, prefix, interpret=interpret)
 
 
 def _wide(backend: Backend, *arrays: jax.Array) -> list[jax.Array]:
@@ -126,12 +129,12 @@ def make_tokens(
     (B, _, T, _), S, segments = q_BNTH.shape, k_BKSH.shape[2], mask.segments()
     prefix_BS = jnp.zeros_like(mask.key_positions_BS) if mask.prefix_BS is None else mask.prefix_BS
 
-    def stacked(*arrays: jax.Array, length: int) -> jax.Array:
+    def stacked(*arrays: jax.Array, length: int, value: int) -> jax.Array:
         wide = [jnp.broadcast_to(x.astype(jnp.int32), (B, x.shape[1])) for x in arrays]
-        return pad(jnp.stack(wide, 1), 2, length, -1)
+        return pad(jnp.stack(wide, 1), 2, length, value)
 
-    queries_B2T = stacked(mask.query_positions_BT, segments[0], length=T)
-    keys_B3S = stacked(mask.key_positions_BS, segments[1], prefix_BS, length=S)
+    queries_B2T = stacked(mask.query_positions_BT, segments[0], length=T, value=-1)
+    keys_B3S = stacked(mask.key_positions_BS, segments[1], prefix_BS, length=S, value=HIDDEN)
     window_1 = jnp.full((1,), NO_WINDOW) if mask.window is None else jnp.minimum(mask.window, NO_WINDOW).reshape(1)
     return Tokens(queries_B2T, keys_B3S, window_1, *_bounds(queries_B2T[:, 0], S // block, block), drawn_BN3)
 
@@ -176,7 +179,7 @@ def _attention_forward(
 def _attention_backward(backend: Backend, tiles: Tiles, kept: Any, dout_BNTU: jax.Array) -> tuple[Any, ...]:
     q_BNTH, k_BKSH, v_BKSU, tokens, sink_N, out_BNTU, lse_BNT = kept
     delta_BNT = _delta(out_BNTU, dout_BNTU)
-    grads = backend.backward(tiles, q_BNTH, k_BKSH, v_BKSU, tokens, lse_BNT, delta_BNT, dout_BNTU)
+    grads = backend.backward(tiles, q_BNTH, k_BKSH, v_BKSU, tokens, _finite(lse_BNT), delta_BNT, dout_BNTU)
     dsink_N = sink_gradient(lse_BNT, delta_BNT, sink_N)
     return (*(g.astype(x.dtype) for g, x in zip(grads, (q_BNTH, k_BKSH, v_BKSU), strict=True)), None, dsink_N)
 
@@ -187,6 +190,11 @@ attention.defvjp(_attention_forward, _attention_backward)
 def _delta(out_BNTU: jax.Array, dout_BNTU: jax.Array) -> jax.Array:
     """Returns the sum of the weights times their gradients (Dao et al. 2022, appendix B.4)."""
     return jnp.sum(dout_BNTU.astype(jnp.float32) * out_BNTU.astype(jnp.float32), -1)
+
+
+def _finite(lse_BNT: jax.Array) -> jax.Array:
+    """Returns log-sum-exps of which the weight of a masked score is 0 in every case."""
+    return jnp.where(lse_BNT > MIN, lse_BNT, 0.0)
 
 
 def summed(x_BNSX: jax.Array, kv_heads: int) -> jax.Array:
@@ -225,7 +233,7 @@ def make_pair(backend: Backend) -> Pair:
     ) -> list[jax.Array]:  # fmt: skip
         tiles, tokens = read(meeting, q_BNTH, k_BKSH, options, interpret)
         q, k, v, dout = _wide(backend, q_BNTH, k_BKSH, v_BKSU, dout_BNTU)
-        found = backend.backward(tiles, q, k, v, tokens, lse_BNT, _delta(out_BNTU, dout_BNTU), dout)
+        found = backend.backward(tiles, q, k, v, tokens, _finite(lse_BNT), _delta(out_BNTU, dout_BNTU), dout)
         return [g[..., : x.shape[3]] for g, x in zip(found, (q_BNTH, k_BKSH, v_BKSU), strict=True)]
 
     return Pair(forward, backward, backend.multiple, any_order=True, drops=True)
@@ -234,8 +242,8 @@ def make_pair(backend: Backend) -> Pair:
 # ------------------------------------------------------------------------------------------------ in a tile
 def scored(
     tiles: Tiles, products: jax.Array, queries: Any, keys: Any, window: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array | float]:
-    """Returns (scores, whether they are seen, the derivative of the soft cap) of a tile, from its products.
+) -> tuple[jax.Array, jax.Array | float]:
+    """Returns (scores, `MIN` where masked, the derivative of the soft cap) of a tile, from its products.
 
     Args:
       tiles: what the kernels are told.
@@ -249,10 +257,12 @@ def scored(
         tanh = 1 - 2 / (jnp.exp(2 * scores / tiles.softcap) + 1)
         scores, slope = tiles.softcap * tanh, 1 - tanh * tanh
     (at, own), (places, segments, prefix) = queries, keys
-    seen = (places >= 0) & (own == segments) & (jnp.abs(at - places) < window)
+    seen = own == segments
     if tiles.causal:
-        seen &= (at >= places) | (prefix > 0)
-    return jnp.where(seen, scores, MIN), seen, slope
+        seen &= (at >= places) | (prefix > 0) if tiles.prefix else at >= places
+    if tiles.window:
+        seen &= jnp.abs(at - places) < window
+    return jnp.where(seen, scores, MIN), slope
 
 
 def keys_seen(tiles: Tiles, tile: Any, count: int, window: Any, first: Any) -> tuple[Any, Any]:

@@ -34,9 +34,9 @@ def forward(
     def body(j: Any, carry: Any) -> Any:
         top, total, sums = carry
         at = pl.ds(j * block, block)
-        scores, seen, _ = _scores(tiles, q_tile, k[at, :], own, (keys[0, at], keys[1, at], keys[2, at]), width)
+        scores, _ = _scores(tiles, q_tile, k[at, :], own, (keys[0, at], keys[1, at], keys[2, at]), width)
         higher = jnp.maximum(top, scores.max(1))
-        weights, fade = jnp.where(seen, jnp.exp(scores - higher[:, None]), 0.0), jnp.exp(top - higher)
+        weights, fade = jnp.exp(scores - higher[:, None]), jnp.exp(top - higher)
         values = v[at, :]
         sums = sums * fade[:, None] + _dot(drop(weights, tile, j).astype(values.dtype), values)
         return higher, total * fade + weights.sum(1), sums
@@ -44,9 +44,10 @@ def forward(
     begin, end = keys_seen(tiles, tile, k.shape[0] // block, width, first[0])
     start = jnp.full((block,), MIN), jnp.zeros(block), jnp.zeros((block, v.shape[1]))
     top, total, sums = jax.lax.fori_loop(begin, end, body, start)
-    found = jnp.where(total > 0, total, 1.0)
-    out[...] = drop.scaled(sums / found[:, None]).astype(out.dtype)
-    lse[...] = jnp.where(total > 0, top + jnp.log(found), MIN)
+    seen = top > MIN  # else what was added is not what a query sees
+    found = jnp.where(seen, total, 1.0)
+    out[...] = jnp.where(seen[:, None], drop.scaled(sums / found[:, None]), 0.0).astype(out.dtype)
+    lse[...] = jnp.where(seen, top + jnp.log(found), MIN)
 
 
 def backward_queries(
@@ -61,8 +62,8 @@ def backward_queries(
     def body(j: Any, sums: Any) -> Any:
         at = pl.ds(j * block, block)
         k_tile = k[at, :]
-        scores, seen, slope = _scores(tiles, q_tile, k_tile, own, (keys[0, at], keys[1, at], keys[2, at]), width)
-        weights = jnp.where(seen, jnp.exp(scores - lse_tile[:, None]), 0.0)
+        scores, slope = _scores(tiles, q_tile, k_tile, own, (keys[0, at], keys[1, at], keys[2, at]), width)
+        weights = jnp.exp(scores - lse_tile[:, None])
         dweights = drop.scaled(drop(_dot(dout_tile, v[at, :].T), tile, j))
         dscores = weights * (dweights - delta_tile[:, None]) * slope
         return sums + _dot(dscores.astype(k_tile.dtype), k_tile)
@@ -84,8 +85,8 @@ def backward_keys(
     def body(i: Any, sums: Any) -> Any:
         at = pl.ds(i * block, block)
         q_tile, dout_tile = q[at, :], dout[at, :]
-        scores, seen, slope = _scores(tiles, q_tile, k_tile, (queries[0, at], queries[1, at]), own, width)
-        weights = jnp.where(seen, jnp.exp(scores - lse[at][:, None]), 0.0)
+        scores, slope = _scores(tiles, q_tile, k_tile, (queries[0, at], queries[1, at]), own, width)
+        weights = jnp.exp(scores - lse[at][:, None])
         dweights = drop.scaled(drop(_dot(dout_tile, v_tile.T), i, tile))
         dscores = weights * (dweights - delta[at][:, None]) * slope
         used = drop(weights, i, tile).astype(v_tile.dtype)
