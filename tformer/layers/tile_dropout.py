@@ -16,12 +16,12 @@ UNIT = 2**24  # the rate is rounded to a multiple of 1 / UNIT
 
 
 def draw(rate: MaybeScalar, key: jax.Array | None, rows: int, heads: int) -> jax.Array | None:
-    """Returns what `kept` and `scale` read of each attention, drawn_BN3, int32: two random words, and UNIT times the
-    rate; None where dropout is off."""
+    """Returns what `kept` and `scale` read of each attention, drawn_BN3, int32: two random words, and below which
+    number of all of int32 a weight is dropped; None where dropout is off. The rate is below 1."""
     if rate is None or key is None:
         return None
     words_BN2 = lax.bitcast_convert_type(jax.random.bits(key, (rows, heads, 2), jnp.uint32), jnp.int32)
-    threshold = jnp.round(jnp.asarray(rate, jnp.float32) * UNIT).astype(jnp.int32)
+    threshold = (jnp.round(jnp.asarray(rate, jnp.float32) * UNIT).astype(jnp.int32) - UNIT // 2) * (2**32 // UNIT)
     return jnp.concatenate([words_BN2, jnp.full((rows, heads, 1), threshold)], axis=-1)
 
 
@@ -29,7 +29,7 @@ def of_block(drawn_BN3: jax.Array | None, number: jax.Array) -> jax.Array | None
     """Returns what is read of block `number` of each attention, where places are counted from its beginning."""
     if drawn_BN3 is None:
         return None
-    words_BN2 = _mixed(drawn_BN3[..., :2] + _mixed(number.astype(jnp.int32) + 1))
+    words_BN2 = _finished(_mixed(drawn_BN3[..., :2] + _mixed(number.astype(jnp.int32) + 1)))
     return jnp.concatenate([words_BN2, drawn_BN3[..., 2:]], axis=-1)
 
 
@@ -44,20 +44,25 @@ def kept(drawn_3: Any, queries: jax.Array, keys: jax.Array) -> jax.Array:
       queries: places, int32.
       keys: places, int32, in a shape that broadcasts with that of the queries to that of the result.
     """
-    first, second = (_mixed(drawn_3[i] + queries * WEYL) for i in range(2))
-    return lax.shift_right_logical(_mixed(first + keys * WEYL, second), jnp.int32(8)) >= drawn_3[2]
+    first, second = (_finished(_mixed(drawn_3[i] + queries * WEYL)) for i in range(2))
+    return _mixed(first + keys * WEYL, second) >= drawn_3[2]
 
 
 def scale(drawn_3: Any) -> jax.Array:
     """Returns 1 / (1 - rate)."""
-    return UNIT / (UNIT - drawn_3[2]).astype(jnp.float32)
+    kept = UNIT // 2 - lax.shift_right_arithmetic(drawn_3[2], jnp.int32(8))
+    return UNIT / kept.astype(jnp.float32)
 
 
 def _mixed(x: jax.Array, added: jax.Array | None = None) -> jax.Array:
-    """Returns the last steps of MurmurHash3 (Appleby 2011), a bijection of 32 bits; `added` joins half-way."""
+    """Returns the last steps of MurmurHash3 (Appleby 2011), a bijection of 32 bits, but for the very last, which leaves
+    the upper half as it is; `added` joins half-way."""
     x = (x ^ lax.shift_right_logical(x, jnp.int32(16))) * FACTORS[0]
     x = x if added is None else x + added
-    x = (x ^ lax.shift_right_logical(x, jnp.int32(13))) * FACTORS[1]
+    return (x ^ lax.shift_right_logical(x, jnp.int32(13))) * FACTORS[1]
+
+
+def _finished(x: jax.Array) -> jax.Array:
     return x ^ lax.shift_right_logical(x, jnp.int32(16))
 
 
