@@ -116,15 +116,15 @@ def test_a_layout_may_be_a_single_chip(programs):
     assert made('v5e:1x1', 'v6e:1x1', 'v5p:1x1x1', 'v5p:2x2x4') == ['1', '1', '1', '16']
 
 
-KERNELS = {  # by whether rows are packed, and on the axis `context`
-    'v5e:2x4': ('tpu_custom_call splash_mha_fwd', 'tpu_custom_call splash_mha_fwd', 'tpu_custom_call splash_mha_fwd'),
+KERNELS = {  # of rows that are padded, and that are packed or on the axis `context`, and with dropout
+    'v5e:2x4': ('tpu_custom_call splash_mha_fwd', 'tpu_custom_call splash_mha_fwd', 'tpu_custom_call attention_fwd'),
     'h100:8': ('__cudnn$fmha', '__gpu$xla.gpu.triton', '__gpu$xla.gpu.triton'),
 }
 
 
 @pytest.fixture(scope='module', params=compiling.TARGETS)
 def attention(request):
-    """The device, and the figures of attention on long rows by mesh, length and batching."""
+    """The device, and the figures of attention on long rows by mesh, length, batching and dropout rate."""
     rows = compiled(request.param, 'ahead_attention.py')
     return request.param, {tuple(row['case']): row for row in rows}
 
@@ -132,17 +132,18 @@ def attention(request):
 @pytest.mark.parametrize('case', ahead_attention.CASES)
 def test_attention_is_the_platforms_kernel_and_makes_nothing_of_two_lengths(attention, case):
     device, rows = attention
-    row, (mesh, _, batching) = rows[case], case
-    name = KERNELS[device][2 if mesh == 'context' else batching == 'pack']
+    row, (mesh, _, batching, rate) = rows[case], case
+    name = KERNELS[device][2 if rate else batching == 'pack' or mesh == 'context']
     assert any(kernel.startswith(name) for kernel in row['kernels']), row['kernels']
     assert row['squares'] == []
 
 
-def test_memory_of_attention_is_linear_in_the_length(attention):
+@pytest.mark.parametrize('rate', [0.0, 0.1])
+def test_memory_of_attention_is_linear_in_the_length(attention, rate):
     """Four times the length takes four times the memory; a TPU keeps arrays of up to some megabytes on the chip, where
     they do not count, so there the short rows take less than a fourth."""
     device, rows = attention
-    short, long = (rows['data', length, 'pack'] for length in (8192, 32768))
+    short, long = (rows['data', length, 'pack', rate] for length in (8192, 32768))
     assert long['largest'] <= 4 * short['largest']
     on_chip = 2 if device.startswith('v5e') else 1
     assert long['peak'] - long['held'] < 1.1 * 4 * on_chip * (short['peak'] - short['held'])

@@ -197,10 +197,10 @@ def test_the_fastest_mesh_is_compiled_with_each_other_kernel_that_serves_the_mod
         assert all(each.items() >= given.items() and len(each) == len(given) + 1 for each in found)
         return [each.get('model.attention_kernel', each.get('mesh.rules')) for each in found]
 
-    assert tried(model()) == ['chunked', 'reference']
+    assert tried(model()) == ['mosaic', 'chunked', 'reference']
     assert tried(model(), target=NODES) == ['triton', 'chunked', 'reference']
     assert tried(model(attention_softcap=50.0), target=NODES) == ['chunked', 'reference']  # cuDNN has no soft cap
-    assert tried(model(attention_kernel='reference')) == ['flash', 'chunked']
+    assert tried(model(attention_kernel='reference')) == ['flash', 'mosaic', 'chunked']
     assert tried(model(), {'model.attention_kernel': 'auto'}) == []
     assert tried(model(), {'model.attention_kernel': 'auto'}, tensor='2') == ['fsdp_tp_sp']
     assert tried(model(), {'model.attention_kernel': 'auto', 'mesh.rules': 'fsdp_tp'}, tensor='2') == []

@@ -71,7 +71,7 @@ FACTORS = {
     'attention_softcap': each('attention_softcap', None, 2.0),
     'attention_sink': table('attention_sink'),
     'qk_norm': table('qk_norm', *ROWS_ALONE['qk_norm']),
-    'attention_kernel': table('attention_kernel', 'auto', 'cudnn', 'triton', 'flash'),
+    'attention_kernel': table('attention_kernel', 'auto', 'cudnn', 'triton', 'flash', 'mosaic'),
     'activation': each('activation', 'relu', 'gelu', 'swiglu'),  # tests/layers/test_mlp.py has the values of all
     'mlp_bias': each('mlp_bias', True, False),
     'experts': [

@@ -10,11 +10,13 @@ import pytest
 from attention_cases import CASES, Case, make, make_mask
 from tformer.config import Mesh
 from tformer.distributed import sharding
-from tformer.layers import kernels, tile_dropout, triton
+from tformer.layers import kernels, mosaic, tile_dropout, triton
 from tformer.layers.kernels import ScoreOptions
 from tformer.layers.parallel import ring_attention, ring_kernels
 
 KEY, RATE = jax.random.key(3), 0.3
+ASKED = {'mosaic': 'flash', 'triton': 'cudnn'}  # on the way to the kernels of rings that drop
+KERNELS = {'mosaic': mosaic.mosaic, 'triton': triton.triton}
 
 
 def kept_of(drawn_BN3, T, S):
@@ -85,10 +87,10 @@ def run(attend, case, arrays=None):
     return jax.device_get(program(arrays, mask))
 
 
-def by_kernel(case, arrays, mask, rate=RATE, key=KEY):
+def by_kernel(kernel, case, arrays, mask, rate=RATE, key=KEY):
     sink_N = arrays.get('sink_N')
     options = ScoreOptions(0.25, softcap=case.softcap, sink_N=sink_N, dropout_rate=rate, dropout_key=key)
-    return triton.triton(arrays['q'], arrays['k'], arrays['v'], mask, options, interpret=True)
+    return KERNELS[kernel](arrays['q'], arrays['k'], arrays['v'], mask, options, interpret=True)
 
 
 def by_hand(case, kept_BNTS, rate, arrays, mask):
@@ -104,6 +106,7 @@ def assert_near(found, wanted):
         np.testing.assert_allclose(found[name], x, atol=3e-5, err_msg=name)
 
 
+@pytest.mark.parametrize('kernel', KERNELS)
 @pytest.mark.parametrize(
     'name',
     [
@@ -115,32 +118,37 @@ def assert_near(found, wanted):
         pytest.param('window and prefix', marks=pytest.mark.slow),
     ],
 )
-def test_a_kernel_drops_what_is_drawn_forward_and_backward(name):
+def test_a_kernel_drops_what_is_drawn_forward_and_backward(name, kernel):
     case = CASES[name]
     (N, _), (T, S) = case.heads, case.lengths
     kept_BNTS = kept_of(tile_dropout.draw(RATE, KEY, 2, N), T, S)
     wanted = run(functools.partial(by_hand, case, kept_BNTS, RATE), case)
-    assert_near(run(functools.partial(by_kernel, case), case), wanted)
+    assert_near(run(functools.partial(by_kernel, kernel, case), case), wanted)
 
 
-def test_every_mesh_draws_the_same_numbers():
-    case = CASES['groups']
-    alone, mesh = run(functools.partial(by_kernel, case), case), Mesh(data=2, tensor=4, rules='fsdp_tp')
+@pytest.mark.parametrize('kernel', KERNELS)
+def test_every_mesh_draws_the_same_numbers(kernel):
+    case, mesh = CASES['groups'], Mesh(data=2, tensor=4, rules='fsdp_tp')
+    attend = functools.partial(by_kernel, kernel, case)
+    alone = run(attend, case)
     with sharding.placed(sharding.make_mesh(mesh), mesh):
-        assert_near(run(functools.partial(by_kernel, case), case, jax.device_get(make(case))), alone)
+        assert_near(run(attend, case, jax.device_get(make(case))), alone)
 
 
-def test_trials_with_rates_of_their_own_share_a_program():
+@pytest.mark.parametrize('kernel', KERNELS)
+def test_trials_with_rates_of_their_own_share_a_program(kernel):
     case = Case(lengths=(70, 70), heads=(2, 2))
     arrays, (mask, _) = make(case), make_mask(case)
     rates, keys = jnp.array([0.1, 0.6]), jax.random.split(KEY, 2)
-    together = jax.jit(jax.vmap(lambda rate, key: by_kernel(case, arrays, mask, rate, key)))(rates, keys)
+    attend = functools.partial(by_kernel, kernel, case, arrays, mask)
+    together = jax.jit(jax.vmap(attend))(rates, keys)
     for found, rate, key in zip(together, (0.1, 0.6), keys, strict=True):
-        np.testing.assert_allclose(found, by_kernel(case, arrays, mask, rate, key), atol=1e-5)
+        np.testing.assert_allclose(found, attend(rate, key), atol=1e-5)
 
 
 @pytest.mark.slow
-def test_a_ring_drops_what_is_drawn_for_each_pair_of_blocks():
+@pytest.mark.parametrize('kernel', KERNELS)
+def test_a_ring_drops_what_is_drawn_for_each_pair_of_blocks(kernel):
     length, ways = 1024, 4
     case = Case(order='zigzag', lengths=(length, length), heads=(2, 1), sizes=(8, 8))
     order, arrays, (mask, real) = ring_attention.zigzag(length, ways), make(case), make_mask(case)
@@ -165,9 +173,8 @@ def test_a_ring_drops_what_is_drawn_for_each_pair_of_blocks():
 
     def ring(arrays, mask):
         options = ScoreOptions(0.25, dropout_rate=RATE, dropout_key=KEY)
-        assert ring_kernels.serves('triton', arrays['q'], arrays['k'], mask, options)
-        assert not ring_kernels.serves('flash', arrays['q'], arrays['k'], mask, options)
-        return ring_kernels.ring('triton', arrays['q'], arrays['k'], arrays['v'], mask, options, interpret=True)
+        assert ring_kernels.pick(ASKED[kernel], arrays['q'], arrays['k'], mask, options) == kernel
+        return ring_kernels.ring(kernel, arrays['q'], arrays['k'], arrays['v'], mask, options, interpret=True)
 
     wanted, mesh = both(functools.partial(by_hand, case, kept_BNTS, RATE)), Mesh(data=2, context=ways)
     wanted['out'] = np.where(weights, wanted['out'], 0)

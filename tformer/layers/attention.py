@@ -156,9 +156,9 @@ class Attention(nn.Module):
             name = kernel_choice.pick(cfg, platform())
             kernel = kernel_choice.KERNELS[name].function
             if ring_attention.ways() > 1 and q_BNTH.shape[2] > 1 and mask.visible_BTS is None:
-                by_kernel = ring_kernels.serves(name, q_BNTH, k_BKSH, mask, options)
+                pair = ring_kernels.pick(name, q_BNTH, k_BKSH, mask, options)
                 plain = kernel_choice.on_arrays(ring_attention.ring)
-                kernel = functools.partial(ring_kernels.ring, name) if by_kernel else plain
+                kernel = functools.partial(ring_kernels.ring, pair) if pair else plain
             out_BNTU = kernel(q_BNTH, k_BKSH, v_BKSU, mask, options)
         return out_BNTU
 

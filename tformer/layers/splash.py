@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tformer.layers.kernels import Meeting, Pair, ScoreOptions, pad, plain, refuse
+from tformer.layers.kernels import Meeting, Pair, ScoreOptions, pad, refuse
 from tformer.layers.masks import HIDDEN, AttentionMask, Sight
+from tformer.layers.mosaic import mosaic
 from tformer.layers.parallel.each_device import on_each_device
 
 LANES = 128  # lengths are padded to a multiple
@@ -30,12 +31,12 @@ def flash(
 ) -> jax.Array:
     """Attention as kernels.py defines it, by splash attention on each device's own rows and heads.
 
-    Queries of padding get zeros. Where the order of the tokens is unknown (a user's own positions, single tokens of
-    decoding) another kernel reads the positions; so it does where a window may end inside a prefix.
+    Queries of padding get zeros. Where the order of the tokens is unknown (a user's own positions, tokens of decoding)
+    `mosaic` reads the positions; so it does where a window may end inside a prefix.
     """
     refuse('flash', options, 'bias', 'dropout_rate')
     if not mask.static or (mask.prefix_BS is not None and mask.window is not None):
-        return plain(q_BNTH, k_BKSH, v_BKSU, mask, options)
+        return mosaic(q_BNTH, k_BKSH, v_BKSU, mask, options, interpret=interpret)
 
     def attend(q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSU: jax.Array, mask: AttentionMask, sink_N: Any) -> jax.Array:
         own = options._replace(sink_N=sink_N)

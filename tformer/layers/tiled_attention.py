@@ -242,7 +242,7 @@ def make_pair(backend: Backend) -> Pair:
 # ------------------------------------------------------------------------------------------------ in a tile
 def scored(
     tiles: Tiles, products: jax.Array, queries: Any, keys: Any, window: jax.Array
-) -> tuple[jax.Array, jax.Array | float]:
+) -> tuple[jax.Array, jax.Array]:
     """Returns (scores, `MIN` where masked, the derivative of the soft cap) of a tile, from its products.
 
     Args:
@@ -252,7 +252,7 @@ def scored(
       keys: the positions and segments of the keys, and 1 in the prefix, likewise.
       window: how far a query sees.
     """
-    scores, slope = products, 1.0
+    scores, slope = products, jnp.float32(1)
     if tiles.softcap is not None:
         tanh = 1 - 2 / (jnp.exp(2 * scores / tiles.softcap) + 1)
         scores, slope = tiles.softcap * tanh, 1 - tanh * tanh
@@ -265,7 +265,7 @@ def scored(
     return jnp.where(seen, scores, MIN), slope
 
 
-def keys_seen(tiles: Tiles, tile: Any, count: int, window: Any, first: Any) -> tuple[Any, Any]:
+def keys_seen(tiles: Tiles, tile: Any, count: Any, window: Any, first: Any) -> tuple[Any, Any]:
     """Returns the first of `count` tiles of keys that a tile of queries sees, and the one after the last."""
     if not tiles.in_order:
         return jnp.int32(0), jnp.int32(count)
@@ -273,7 +273,7 @@ def keys_seen(tiles: Tiles, tile: Any, count: int, window: Any, first: Any) -> t
     return jnp.maximum(first, near), jnp.minimum(tile + 1, count)
 
 
-def queries_seeing(tiles: Tiles, tile: Any, count: int, window: Any, end: Any) -> tuple[Any, Any]:
+def queries_seeing(tiles: Tiles, tile: Any, count: Any, window: Any, end: Any) -> tuple[Any, Any]:
     """Returns the first of `count` tiles of queries that see a tile of keys, and the one after the last."""
     if not tiles.in_order:
         return jnp.int32(0), jnp.int32(count)

@@ -14,34 +14,37 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from tformer.layers import mosaic, splash, tile_dropout, triton
-from tformer.layers.kernels import MIN, Meeting, ScoreOptions, sink_gradient, with_sink
+from tformer.layers.kernels import MIN, Meeting, Pair, ScoreOptions, sink_gradient, with_sink
 from tformer.layers.masks import AttentionMask, Sight
 from tformer.layers.parallel import each_device
 from tformer.layers.parallel.ring_attention import AXIS, HALVES, half, pass_on, ways, zigzag
 
-KERNELS = {'flash': splash.PAIR, 'mosaic': mosaic.PAIR, 'cudnn': triton.PAIR, 'triton': triton.PAIR}
+PAIRS = {'flash': splash.PAIR, 'mosaic': mosaic.PAIR, 'triton': triton.PAIR}
+OF_KERNELS = {'flash': ('flash', 'mosaic'), 'mosaic': ('mosaic',), 'cudnn': ('triton',), 'triton': ('triton',)}
 
 
 class Plan(NamedTuple):
     """What is static of a ring."""
 
-    kernel: str
+    pair: str  # key of `PAIRS`
     options: ScoreOptions  # without arrays
     interpret: bool = False
 
 
-def serves(kernel: str, q_BNTH: jax.Array, k_BKSH: jax.Array, mask: AttentionMask, options: ScoreOptions) -> bool:
-    """Returns whether `ring` computes this attention by a kernel."""
-    pair = KERNELS.get(kernel)
-    dropped = options.dropout_key is not None
-    if pair is None or options.bias is not None or (dropped and not pair.drops):
-        return False
-    whole = all(length % (HALVES * ways() * pair.multiple) == 0 for length in (q_BNTH.shape[2], k_BKSH.shape[2]))
-    return whole and (pair.any_order or (mask.static and (mask.prefix_BS is None or not mask.causal)))
+def pick(kernel: str, q_BNTH: jax.Array, k_BKSH: jax.Array, mask: AttentionMask, options: ScoreOptions) -> str | None:
+    """Returns the key of `PAIRS` by which `ring` computes this attention in a kernel's place; None if there is none."""
+
+    def serves(pair: Pair) -> bool:
+        whole = all(length % (HALVES * ways() * pair.multiple) == 0 for length in (q_BNTH.shape[2], k_BKSH.shape[2]))
+        known = pair.any_order or (mask.static and (mask.prefix_BS is None or not mask.causal))
+        return whole and known and (pair.drops or options.dropout_key is None)
+
+    names = OF_KERNELS.get(kernel, ()) if options.bias is None else ()
+    return next((name for name in names if serves(PAIRS[name])), None)
 
 
 def ring(
-    kernel: str,
+    pair: str,
     q_BNTH: jax.Array,
     k_BKSH: jax.Array,
     v_BKSU: jax.Array,
@@ -52,7 +55,7 @@ def ring(
 ) -> jax.Array:
     """Attention as kernels.py defines it, under a mesh whose axis `context` splits T and S; zeros at padding."""
     k_BKSH, v_BKSU = (each_device.enough_heads(x, q_BNTH.shape[1]) for x in (k_BKSH, v_BKSU))
-    sink_N, plan = options.sink_N, Plan(kernel, ScoreOptions(1.0, softcap=options.softcap), interpret)
+    sink_N, plan = options.sink_N, Plan(pair, ScoreOptions(1.0, softcap=options.softcap), interpret)
     rows = len(q_BNTH)
     drawn_BN3 = tile_dropout.draw(options.dropout_rate, options.dropout_key, *q_BNTH.shape[:2])
     arrays = jax.tree.map(lambda x: jnp.broadcast_to(x, (rows, x.shape[1])) if x.ndim else x, mask)
@@ -153,7 +156,7 @@ def _attend(
     drawn_BN3: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array]:
     """Returns (out_BNTU, float32, the log-sum-exp of the scores lse_BNT) of this device's queries."""
-    pair, shape = KERNELS[plan.kernel], q_BNTH.shape[:3]
+    pair, shape = PAIRS[plan.pair], q_BNTH.shape[:3]
 
     def turn(carry: Any, number: jax.Array) -> tuple[Any, None]:
         keys, halves = carry
@@ -190,7 +193,7 @@ def _differentiate(
     dout_BNTU: jax.Array,
 ) -> tuple[jax.Array, ...]:
     """Returns the gradients of this device's queries, keys and values."""
-    pair = KERNELS[plan.kernel]
+    pair = PAIRS[plan.pair]
 
     def turn(carry: Any, number: jax.Array) -> tuple[Any, None]:
         keys, dkeys, dqueries = carry
