@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.pallas import tpu
 
 import norm_cases
 from attention_cases import CASES, Case, make, make_mask
@@ -87,6 +88,16 @@ def test_tiles_that_no_query_sees_are_left_out(name):
     np.testing.assert_array_equal(np.asarray(read.first_BI)[seeing_BI], tiles_BIJ.argmax(2)[seeing_BI])
     last_BJ = tiles_BIJ.shape[1] - tiles_BIJ[:, ::-1].argmax(1)
     np.testing.assert_array_equal(np.asarray(read.end_BJ)[seen_BJ], last_BJ[seen_BJ])
+
+
+ON_A_CHIP = ['a prompt and free slots', 'packed in several blocks', 'a window in several blocks', 'across and packed']
+
+
+@pytest.mark.parametrize('name', ON_A_CHIP)
+def test_a_chip_that_is_simulated_reads_nothing_that_is_not_there(name):
+    """Nor anything that was not written, which is NaN."""
+    chip = tpu.InterpretParams(out_of_bounds_reads='raise', uninitialized_memory='nan')
+    assert_near(run(functools.partial(mosaic.mosaic, interpret=chip), CASES[name]), reference(name))
 
 
 @pytest.mark.parametrize('name', ['groups', 'fewer key heads than devices', 'prefix and packed', 'softcap and sink'])

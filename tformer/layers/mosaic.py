@@ -84,8 +84,10 @@ def _call(
         """Returns the number of the tile of `own`, queries or keys, that is held at a step."""
         if own == by:
             return tile
+        if not tiles.in_order:
+            return step
         begin, end = visit(tiles, tile, met, window[0], bounds[b, tile])
-        return jnp.clip(step, begin, jnp.maximum(end - 1, begin)) if tiles.in_order else step
+        return jnp.minimum(jnp.clip(step, begin, jnp.maximum(end - 1, begin)), met - 1)  # of padding none is met
 
     def spec(x: Any, own: str) -> pl.BlockSpec:
         """Heads are axis 1 and places axis 2, of the numbers of queries axis 3."""
