@@ -16,7 +16,7 @@ from tformer.layers.masks import AttentionMask
 from tformer.layers.tiled_attention import Backend, Tiles, Tokens, keys_seen, queries_seeing
 
 LANES, SUBLANES = 128, 8
-BLOCKS = (512, 256, 128)  # queries and keys of a tile: the first that divides both lengths
+BLOCKS = (512, 384, 256, 128)  # queries and keys of a tile: the first that divides both lengths
 
 
 def mosaic(
