@@ -71,15 +71,16 @@ def _call(kernel: Any, options: Options, tiles: int, rows: Any, vectors: Any, ou
     from jax.experimental.pallas import triton as gpu  # slow to import
 
     R, D = rows[0].shape
-    by_row = pl.BlockSpec((tokens(D) * tiles, D), lambda i: (i, 0))
-    by_program = pl.BlockSpec((1, D), lambda i: (i, 0))
+    width = pl.next_power_of_2(D)
+    by_row = pl.BlockSpec((tokens(D) * tiles, width), lambda i: (i, 0))
+    by_program = pl.BlockSpec((1, width), lambda i: (i, 0))
     call = pl.pallas_call(
         functools.partial(kernel, options, R, D),
         grid=(pl.cdiv(R, tokens(D) * tiles),),
-        in_specs=[by_row] * len(rows) + [pl.BlockSpec((D,), lambda i: (0,))] * len(vectors),
+        in_specs=[by_row] * len(rows) + [pl.BlockSpec((width,), lambda i: (0,))] * len(vectors),
         out_specs=tuple(by_row if out.shape[0] == R else by_program for out in outs),
         out_shape=outs,
-        compiler_params=gpu.CompilerParams(num_warps=max(SIZE, pl.next_power_of_2(D)) // WARP, num_stages=1),
+        compiler_params=gpu.CompilerParams(num_warps=max(SIZE, width) // WARP, num_stages=1),
         interpret=options.interpret,
     )
     return call(*rows, *vectors)
