@@ -12,7 +12,7 @@ import pytest
 
 import accelerator
 from attention_cases import CASES, Case, by_hand, make, make_mask
-from tformer.layers import cudnn, splash, triton
+from tformer.layers import cudnn, mosaic, splash, tile_dropout, triton
 from tformer.layers.kernel_choice import KERNELS, unserved
 from tformer.layers.kernels import ScoreOptions
 
@@ -20,9 +20,11 @@ pytestmark = pytest.mark.accelerator
 
 # A kernel rounds other sums than `reference` and as many of them: its error is another draw of the same size.
 FACTOR = 3
+KEY = jax.random.key(5)
 ROUNDOFF = {'float32': 2.0**-24, 'bfloat16': 2.0**-9}
 INTERPRETED = {
     'flash': functools.partial(splash.flash, interpret=True),
+    'mosaic': functools.partial(mosaic.mosaic, interpret=True),
     'triton': functools.partial(triton.triton, interpret=True),
 }
 ODD = {
@@ -36,8 +38,8 @@ ALL = {
 }
 WIDE = ('causal', 'prefix and packed', 'softcap and sink')  # in float32, which compiles for longer
 RUNS = [
-    *((kernel, name, 'bfloat16') for kernel in ('cudnn', 'triton', 'flash') for name in ALL),
-    *((kernel, name, 'float32') for kernel in ('triton', 'flash') for name in WIDE),
+    *((kernel, name, 'bfloat16') for kernel in ('cudnn', 'triton', 'flash', 'mosaic') for name in ALL),
+    *((kernel, name, 'float32') for kernel in ('triton', 'flash', 'mosaic') for name in WIDE),
     *(
         (kernel, name, dtype)
         for kernel in ('chunked', 'xla')
@@ -47,16 +49,16 @@ RUNS = [
 ]
 
 
-def needs(case, dtype):
-    asked = {'softcap': case.softcap, 'sink': case.sink, 'value_dim': case.sizes[0] != case.sizes[1]}
+def needs(case, dtype, rate=None):
+    asked = {'dropout': rate, 'softcap': case.softcap, 'sink': case.sink, 'value_dim': case.sizes[0] != case.sizes[1]}
     return {dtype} | {feature for feature, asks in asked.items() if asks}
 
 
-def function(kernel, case, dtype):
+def function(kernel, case, dtype, rate=None):
     """Returns the kernel; skips where the chip or the kernel does not serve the case."""
     if accelerator.MODE == 'cpu' and kernel in INTERPRETED:
         return INTERPRETED[kernel]
-    if line := unserved(kernel, needs(case, dtype), jax.default_backend()):
+    if line := unserved(kernel, needs(case, dtype, rate), jax.default_backend()):
         pytest.skip(line.partition(';')[0])
     if kernel == 'cudnn' and not cudnn.knows(make_mask(case)[0]):
         pytest.skip('cudnn leaves this mask to triton')
@@ -71,7 +73,7 @@ def cotangent(case, dtype):
     return jnp.asarray(drawn, dtype)
 
 
-def run(kernel, case, dtype):
+def run(kernel, case, dtype, rate=None):
     """Returns the outputs at tokens and the gradients, by name."""
     dout_BNTU, (mask, real_BT) = cotangent(case, dtype), make_mask(case)
 
@@ -79,6 +81,7 @@ def run(kernel, case, dtype):
     def program(arrays, mask, dout_BNTU):
         def attend(arrays):
             options = ScoreOptions(case.sizes[0] ** -0.5, softcap=case.softcap, sink_N=arrays.get('sink_N'))
+            options = options._replace(dropout_rate=rate, dropout_key=None if rate is None else KEY)
             return kernel(arrays['q'], arrays['k'], arrays['v'], mask, options)
 
         out_BNTU, pull = jax.vjp(attend, arrays)
@@ -90,11 +93,16 @@ def run(kernel, case, dtype):
 
 
 @functools.cache
-def exact(name, dtype):
+def exact(name, dtype, rate=None):
     case = ALL[name]
     mask, real_BT = make_mask(case)
-    options = ScoreOptions(case.sizes[0] ** -0.5, softcap=case.softcap)
-    out, grads = by_hand(make(case, dtype), np.asarray(mask.array()), options, cotangent(case, dtype))
+    options, factor_BNTS = ScoreOptions(case.sizes[0] ** -0.5, softcap=case.softcap), 1.0
+    if rate is not None:
+        drawn_BN3 = tile_dropout.draw(rate, KEY, len(real_BT), case.heads[0])
+        places = np.ogrid[: case.lengths[0], : case.lengths[1]]
+        kept = jax.vmap(jax.vmap(lambda drawn_3: tile_dropout.kept(drawn_3, *places)))(drawn_BN3)
+        factor_BNTS = np.asarray(kept, np.float64) / (1 - rate)
+    out, grads = by_hand(make(case, dtype), np.asarray(mask.array()), options, cotangent(case, dtype), factor_BNTS)
     return {'out': np.where(real_BT[:, None, :, None], out, 0), **grads}
 
 
@@ -113,5 +121,15 @@ def own_errors(name, dtype):
 @pytest.mark.parametrize(('kernel', 'name', 'dtype'), RUNS)
 def test_a_kernel_is_as_near_to_float64_as_the_reference(kernel, name, dtype):
     found = errors(run(function(kernel, ALL[name], dtype), ALL[name], dtype), exact(name, dtype))
+    bounds = {key: FACTOR * max(own, ROUNDOFF[dtype]) for key, own in own_errors(name, dtype).items()}
+    assert {key: (error, bounds[key]) for key, error in found.items() if not error <= bounds[key]} == {}
+
+
+@pytest.mark.parametrize('name', ['causal', 'odd, packed, groups', 'across', 'softcap and sink'])
+@pytest.mark.parametrize('kernel', ['mosaic', 'triton'])
+def test_a_kernel_drops_what_is_drawn(kernel, name):
+    """As near to float64 as the `reference` that drops nothing."""
+    rate, dtype = 0.25, 'bfloat16'
+    found = errors(run(function(kernel, ALL[name], dtype, rate), ALL[name], dtype, rate), exact(name, dtype, rate))
     bounds = {key: FACTOR * max(own, ROUNDOFF[dtype]) for key, own in own_errors(name, dtype).items()}
     assert {key: (error, bounds[key]) for key, error in found.items() if not error <= bounds[key]} == {}

@@ -92,8 +92,9 @@ def make(case, dtype=jnp.float32):
     return arrays | ({'sink_N': jnp.asarray(draw(N), jnp.float32)} if case.sink else {})
 
 
-def by_hand(arrays, mask_BTS, options, dout_BNTU):
-    """Returns (the outputs, the gradients of their products with `dout_BNTU`), all in float64.
+def by_hand(arrays, mask_BTS, options, dout_BNTU, factor_BNTS=1.0):
+    """Returns (the outputs, the gradients of their products with `dout_BNTU`), all in float64; dropout multiplies the
+    weights by a factor.
 
     The gradient of the scores is that of Dao et al. 2022, appendix B.2.
     """
@@ -111,10 +112,11 @@ def by_hand(arrays, mask_BTS, options, dout_BNTU):
     weights, left = np.exp(scores - top), np.exp(sink - top)
     total = weights.sum(-1, keepdims=True) + left
     weights, left = (x / np.where(total > 0, total, 1) for x in (weights, left))
-    out, dout = weights @ values, np.asarray(dout_BNTU, np.float64)
+    dropped, dout = weights * factor_BNTS, np.asarray(dout_BNTU, np.float64)
+    out = dropped @ values
     delta = (dout * out).sum(-1, keepdims=True)
-    dscores = weights * (dout @ values.swapaxes(2, 3) - delta) * slope * options.scale
-    grads = {'q': dscores @ keys, 'k': dscores.swapaxes(2, 3) @ q, 'v': weights.swapaxes(2, 3) @ dout}
+    dscores = weights * (factor_BNTS * (dout @ values.swapaxes(2, 3)) - delta) * slope * options.scale
+    grads = {'q': dscores @ keys, 'k': dscores.swapaxes(2, 3) @ q, 'v': dropped.swapaxes(2, 3) @ dout}
     for name, x in (('k', k), ('v', v)):
         grads[name] = grads[name].reshape(*x.shape[:2], groups, *x.shape[2:]).sum(2)
     if 'sink_N' in arrays:
