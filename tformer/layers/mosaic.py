@@ -79,6 +79,7 @@ def _call(
     (B, N, T, _), (K, S), block = inputs[0].shape, inputs[1].shape[1:3], tiles.block
     count, met = (T // block, S // block) if by == 'queries' else (S // block, T // block)
     bounds, visit = (tokens.first_BI, keys_seen) if by == 'queries' else (tokens.end_BJ, queries_seeing)
+    bounds = bounds.reshape(-1)  # rows of scalar memory would be padded to 128 words
 
     def number(own: str, b: Any, tile: Any, step: Any, window: Any, bounds: Any) -> Any:
         """Returns the number of the tile of `own`, queries or keys, that is held at a step."""
@@ -86,7 +87,7 @@ def _call(
             return tile
         if not tiles.in_order:
             return step
-        begin, end = visit(tiles, tile, met, window[0], bounds[b, tile])
+        begin, end = visit(tiles, tile, met, window[0], bounds[b * count + tile])
         return jnp.minimum(jnp.clip(step, begin, jnp.maximum(end - 1, begin)), met - 1)  # of padding none is met
 
     def spec(x: Any, own: str) -> pl.BlockSpec:

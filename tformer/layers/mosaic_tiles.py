@@ -48,7 +48,7 @@ def forward(
     lse: Any, top: Any, total: Any, sums: Any,
 ) -> None:  # fmt: skip
     b, i, j, count = pl.program_id(0), pl.program_id(2), pl.program_id(3), pl.num_programs(3)
-    begin, end = keys_seen(tiles, i, count, window[0], first[b, i])
+    begin, end = keys_seen(tiles, i, count, window[0], first[b * pl.num_programs(2) + i])
     meeting = _Meeting(tiles, queries, keys, window, drawn, (i, j))
 
     @pl.when(j == 0)
@@ -76,7 +76,7 @@ def backward_queries(
     delta: Any, dout: Any, dq: Any, sums: Any,
 ) -> None:  # fmt: skip
     b, i, j, count = pl.program_id(0), pl.program_id(2), pl.program_id(3), pl.num_programs(3)
-    begin, end = keys_seen(tiles, i, count, window[0], first[b, i])
+    begin, end = keys_seen(tiles, i, count, window[0], first[b * pl.num_programs(2) + i])
     meeting = _Meeting(tiles, queries, keys, window, drawn, (i, j))
 
     @pl.when(j == 0)
@@ -98,7 +98,7 @@ def backward_keys(
     delta: Any, dout: Any, dk: Any, dv: Any, key_sums: Any, value_sums: Any,
 ) -> None:  # fmt: skip
     b, j, i, count = pl.program_id(0), pl.program_id(2), pl.program_id(3), pl.num_programs(3)
-    begin, last = queries_seeing(tiles, j, count, window[0], end[b, j])
+    begin, last = queries_seeing(tiles, j, count, window[0], end[b * pl.num_programs(2) + j])
     meeting = _Meeting(tiles, queries, keys, window, drawn, (i, j))
 
     @pl.when(i == 0)
