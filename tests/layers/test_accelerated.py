@@ -93,6 +93,7 @@ def test_tiles_that_no_query_sees_are_left_out(name):
 ON_A_CHIP = ['a prompt and free slots', 'packed in several blocks', 'a window in several blocks', 'across and packed']
 
 
+@pytest.mark.stack
 @pytest.mark.parametrize('name', ON_A_CHIP)
 def test_a_chip_that_is_simulated_reads_nothing_that_is_not_there(name):
     """Nor anything that was not written, which is NaN."""
@@ -100,6 +101,7 @@ def test_a_chip_that_is_simulated_reads_nothing_that_is_not_there(name):
     assert_near(run(functools.partial(mosaic.mosaic, interpret=chip), CASES[name]), reference(name))
 
 
+@pytest.mark.stack
 @pytest.mark.parametrize('name', ['groups', 'fewer key heads than devices', 'prefix and packed', 'softcap and sink'])
 @pytest.mark.parametrize('kernel', KERNELS)
 def test_each_device_computes_its_own_rows_and_heads(kernel, name):
@@ -217,6 +219,7 @@ NORM = {'layernorm': True, 'rmsnorm': False}  # whether the mean is taken away
 WIDTHS = ((2, 33, 320), (3, 8, 256), (1, 3, 4100), (2, 1, 768))  # that tiles do and do not divide
 
 
+@pytest.mark.stack
 @pytest.mark.parametrize('name', NORM)
 @pytest.mark.parametrize('shape', WIDTHS)
 def test_the_kernel_of_a_norm_has_its_values_and_gradients(name, shape):

@@ -126,6 +126,7 @@ def test_a_kernel_drops_what_is_drawn_forward_and_backward(name, kernel):
     assert_near(run(functools.partial(by_kernel, kernel, case), case), wanted)
 
 
+@pytest.mark.stack
 @pytest.mark.parametrize('kernel', KERNELS)
 def test_every_mesh_draws_the_same_numbers(kernel):
     case, mesh = CASES['groups'], Mesh(data=2, tensor=4, rules='fsdp_tp')
