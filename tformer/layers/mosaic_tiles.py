@@ -19,7 +19,7 @@ def _dot(x: jax.Array, y: jax.Array, axis_x: int, axis_y: int) -> jax.Array:
     return lax.dot_general(x, y, (((axis_x,), (axis_y,)), ((), ())), preferred_element_type=jnp.float32)
 
 
-class _Meeting:
+class _TilePair:
     """A tile of queries and a tile of keys: their scores, and what is dropped."""
 
     def __init__(self, tiles: Tiles, queries: Any, keys: Any, window: Any, drawn: Any, numbers: tuple[Any, Any]):
@@ -49,7 +49,7 @@ def forward(
 ) -> None:  # fmt: skip
     b, i, j, count = pl.program_id(0), pl.program_id(2), pl.program_id(3), pl.num_programs(3)
     begin, end = keys_seen(tiles, i, count, window[0], first[b * pl.num_programs(2) + i])
-    meeting = _Meeting(tiles, queries, keys, window, drawn, (i, j))
+    pair = _TilePair(tiles, queries, keys, window, drawn, (i, j))
 
     @pl.when(j == 0)
     def start() -> None:
@@ -57,17 +57,17 @@ def forward(
 
     @pl.when((j >= begin) & (j < end))
     def add() -> None:
-        scores, _ = meeting.scores(q, k)
+        scores, _ = pair.scores(q, k)
         higher = jnp.maximum(top[...], scores.max(0, keepdims=True))
         weights, fade = jnp.exp(scores - higher), jnp.exp(top[...] - higher)
         top[...], total[...] = higher, total[...] * fade + weights.sum(0, keepdims=True)
-        sums[...] = sums[...] * fade + _dot(v[...], meeting.dropped(weights).astype(v.dtype), 0, 0)
+        sums[...] = sums[...] * fade + _dot(v[...], pair.dropped(weights).astype(v.dtype), 0, 0)
 
     @pl.when(j == count - 1)
     def write() -> None:
         seen = top[...] > MIN  # else what was added is not what a query sees
         found = jnp.where(seen, total[...], 1.0)
-        out[...] = jnp.where(seen, meeting.drop.scaled(sums[...] / found), 0.0).T.astype(out.dtype)
+        out[...] = jnp.where(seen, pair.drop.scaled(sums[...] / found), 0.0).T.astype(out.dtype)
         lse[...] = jnp.where(seen, top[...] + jnp.log(found), MIN)
 
 
@@ -77,7 +77,7 @@ def backward_queries(
 ) -> None:  # fmt: skip
     b, i, j, count = pl.program_id(0), pl.program_id(2), pl.program_id(3), pl.num_programs(3)
     begin, end = keys_seen(tiles, i, count, window[0], first[b * pl.num_programs(2) + i])
-    meeting = _Meeting(tiles, queries, keys, window, drawn, (i, j))
+    pair = _TilePair(tiles, queries, keys, window, drawn, (i, j))
 
     @pl.when(j == 0)
     def start() -> None:
@@ -85,7 +85,7 @@ def backward_queries(
 
     @pl.when((j >= begin) & (j < end))
     def add() -> None:
-        _, dscores = meeting.gradients(q, k, v, lse, delta, dout)
+        _, dscores = pair.gradients(q, k, v, lse, delta, dout)
         sums[...] += _dot(k[...], dscores.astype(k.dtype), 0, 0)
 
     @pl.when(j == count - 1)
@@ -99,7 +99,7 @@ def backward_keys(
 ) -> None:  # fmt: skip
     b, j, i, count = pl.program_id(0), pl.program_id(2), pl.program_id(3), pl.num_programs(3)
     begin, last = queries_seeing(tiles, j, count, window[0], end[b * pl.num_programs(2) + j])
-    meeting = _Meeting(tiles, queries, keys, window, drawn, (i, j))
+    pair = _TilePair(tiles, queries, keys, window, drawn, (i, j))
 
     @pl.when(i == 0)
     def start() -> None:
@@ -107,10 +107,10 @@ def backward_keys(
 
     @pl.when((i >= begin) & (i < last))
     def add() -> None:
-        weights, dscores = meeting.gradients(q, k, v, lse, delta, dout)
+        weights, dscores = pair.gradients(q, k, v, lse, delta, dout)
         key_sums[...] += _dot(dscores.astype(q.dtype), q[...], 1, 0)
-        value_sums[...] += _dot(meeting.dropped(weights).astype(dout.dtype), dout[...], 1, 0)
+        value_sums[...] += _dot(pair.dropped(weights).astype(dout.dtype), dout[...], 1, 0)
 
     @pl.when(i == count - 1)
     def write() -> None:
-        dk[...], dv[...] = key_sums[...].astype(dk.dtype), meeting.drop.scaled(value_sums[...]).astype(dv.dtype)
+        dk[...], dv[...] = key_sums[...].astype(dk.dtype), pair.drop.scaled(value_sums[...]).astype(dv.dtype)
