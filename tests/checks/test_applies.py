@@ -271,11 +271,11 @@ HERE = {
     'the head size of cudnn': (
         {'model.attention_kernel': 'cudnn', 'model.emb_dim': 24, 'model.num_heads': 2},
         'model.attention_kernel=cudnn does not serve a model.head_dim that is not a multiple of 8, or above 256, '
-        'model.dtype=float32, platform cpu; reference, chunked, xla do',
+        'model.dtype=float32, platform cpu; reference, chunked, blocked, xla do',
     ),
     'flash on a CPU': (
         {'model.attention_kernel': 'flash'},
-        'model.attention_kernel=flash does not serve platform cpu; reference, chunked, xla do',
+        'model.attention_kernel=flash does not serve platform cpu; reference, chunked, blocked, xla do',
     ),
 }
 

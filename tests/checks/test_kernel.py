@@ -31,7 +31,7 @@ def test_a_kernel_is_refused_for_what_it_lacks_alone_before_and_after_sizes_are_
         pick(model, 'cpu')
     else:
         with pytest.raises(
-            UserError, match=f'model.attention_kernel=xla does not serve {lacks}; reference, chunked do'
+            UserError, match=f'model.attention_kernel=xla does not serve {lacks}; reference, chunked, blocked do'
         ):
             pick(model, 'cpu')
 

@@ -234,6 +234,9 @@ def unseen(case, path):
     before = {'sandwich': ['mlp_norm'], 'post': ['cross_norm' if 'decoder' in names else 'attention_norm']}
     if cfg.norm == 'scalenorm' and cfg.activation == 'relu' and not cfg.mlp_bias and names[-1] == 'gain':
         length |= names[-2] in before.get(cfg.norm_placement, [])
+    # So does the last norm with a stream whose parts all grow alike, as they do where each sum is normed.
+    if cfg.norm == 'scalenorm' and cfg.norm_placement == 'deepnorm' and cfg.final_norm:
+        length |= names[-1] == 'gain'
     return key_bias or router or length
 
 

@@ -231,10 +231,10 @@ def test_the_table_says_what_a_kernel_cannot_do():
         assert unserved(name, set(FEATURES), 'cpu') is None
     assert unserved('xla', {'bias', 'float32'}, 'tpu') is None
     assert unserved('cudnn', {'softcap', 'bfloat16'}, 'gpu') == (
-        'model.attention_kernel=cudnn does not serve model.attention_softcap; reference, chunked, triton do'
+        'model.attention_kernel=cudnn does not serve model.attention_softcap; reference, chunked, blocked, triton do'
     )
     assert unserved('flash', {'bfloat16'}, 'gpu') == (
-        'model.attention_kernel=flash does not serve platform gpu; reference, chunked, xla, cudnn, triton do'
+        'model.attention_kernel=flash does not serve platform gpu; reference, chunked, blocked, xla, cudnn, triton do'
     )
     with pytest.raises(UserError, match=r"model.attention_kernel='flsh' is unknown; did you mean 'flash'"):
         unserved('flsh', set(), 'cpu')

@@ -72,7 +72,7 @@ def advice(config: Config, sizes: list[tuple[int, ...]]) -> str:
     layers = model.num_decoder_layers if model.family != 'encoder' else model.num_encoder_layers
     cures = []
     for each in sizes:
-        if each.count(config.data.length) > 1 and model.attention_kernel in ('auto', 'reference', 'xla'):
+        if each.count(config.data.length) > 1 and model.attention_kernel in ('auto', 'reference', 'blocked', 'xla'):
             cures.append('model.attention_kernel')
         if each[:1] == (layers,) and model.remat is None:
             cures.append('model.remat')

@@ -9,6 +9,7 @@ import jax
 from tformer.config import Model
 from tformer.errors import UserError, choose
 from tformer.layers import kernels
+from tformer.layers.blocked import blocked
 from tformer.layers.cudnn import cudnn
 from tformer.layers.kernels import ScoreOptions
 from tformer.layers.masks import AttentionMask
@@ -132,6 +133,7 @@ SHARED = frozenset({'softcap', 'sink', 'value_dim', 'odd_heads', 'float32', 'bfl
 KERNELS: dict[str, Kernel] = {
     'reference': Kernel(on_arrays(kernels.reference), frozenset(FEATURES)),
     'chunked': Kernel(on_arrays(kernels.chunked), frozenset(FEATURES)),
+    'blocked': Kernel(blocked, frozenset(FEATURES), ordered=True),
     'xla': Kernel(on_arrays(kernels.xla), frozenset({'bias', 'odd_heads', 'float32', 'bfloat16', 'deterministic'})),
     'cudnn': Kernel(cudnn, frozenset({'bias', 'bfloat16'}), ('gpu',), ordered=True),
     'triton': Kernel(triton, SHARED | {'dropout'}, ('gpu',), ordered=True),

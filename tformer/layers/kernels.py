@@ -48,7 +48,7 @@ class ScoreOptions(NamedTuple):
         """Returns the options with the bias by the key head that its query heads use, BKGTS."""
         return self if self.bias is None else self._replace(bias=grouped(self.bias, kv_heads))
 
-    def drop(self, weights: jax.Array, index: jax.Array | None = None) -> jax.Array:
+    def drop(self, weights: jax.Array, index: jax.Array | int | None = None) -> jax.Array:
         """Returns attention weights after dropout; parts of one attention draw by their `index`."""
         if self.dropout_rate is None or self.dropout_key is None:
             return weights
@@ -98,13 +98,18 @@ def grouped(x_BNTX: jax.Array, kv_heads: int) -> jax.Array:
 def masked_logits(q_BKGTH: jax.Array, k_BKSH: jax.Array, mask_BTS: jax.Array, options: ScoreOptions) -> jax.Array:
     """Returns logits_BKGTS, float32, of scaled queries; `MIN` where masked. The bias of `options` is BKGTS."""
     logits_BKGTS = einsum('BKGTH,BKSH->BKGTS', jnp.float32, q_BKGTH, k_BKSH)
+    return masked(logits_BKGTS, mask_BTS[:, None, None], options)
+
+
+def masked(logits: jax.Array, mask: jax.Array, options: ScoreOptions) -> jax.Array:
+    """Returns products of queries and keys with all that acts on single ones; `MIN` where masked."""
     if options.softcap is not None:
-        logits_BKGTS = options.softcap * jnp.tanh(logits_BKGTS / options.softcap)
+        logits = options.softcap * jnp.tanh(logits / options.softcap)
     if options.bias is not None:
-        logits_BKGTS += options.bias
+        logits += options.bias
     if platform() == 'cpu':  # where XLA adds to a product as it makes it
-        return logits_BKGTS + jnp.where(mask_BTS, 0, MIN)[:, None, None]
-    return jnp.where(mask_BTS[:, None, None], logits_BKGTS, MIN)
+        return logits + jnp.where(mask, 0, MIN)
+    return jnp.where(mask, logits, MIN)
 
 
 def seen(out_BNTU: jax.Array, mask_BTS: jax.Array) -> jax.Array:
@@ -147,11 +152,16 @@ def probabilities(q_BNTH: jax.Array, k_BKSH: jax.Array, mask_BTS: jax.Array, opt
     """
     K = k_BKSH.shape[1]
     logits_BKGTS = masked_logits(grouped(q_BNTH * options.scale, K), k_BKSH, mask_BTS, options.grouped(K))
-    probs_BKGTS = softmax(logits_BKGTS)
-    if options.sink_N is not None:  # e^x / (Z + e^sink) = (e^x / Z) sigmoid(log Z - sink)
-        total_BKGT1 = jax.nn.logsumexp(logits_BKGTS, axis=-1, keepdims=True)
-        probs_BKGTS *= jax.nn.sigmoid(total_BKGT1 - options.sink_N.reshape(1, K, -1, 1, 1))
-    return probs_BKGTS
+    return normalized(logits_BKGTS, None if options.sink_N is None else options.sink_N.reshape(1, K, -1, 1, 1))
+
+
+def normalized(logits: jax.Array, sink: jax.Array | None) -> jax.Array:
+    """Returns the softmax of logits [..., S] and a sink [..., 1], without the sink's own share."""
+    probs = softmax(logits)
+    if sink is not None:  # e^x / (Z + e^sink) = (e^x / Z) sigmoid(log Z - sink)
+        total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+        probs *= jax.nn.sigmoid(total - sink)
+    return probs
 
 
 def attend(probs_BKGTS: jax.Array, v_BKSU: jax.Array) -> jax.Array:
