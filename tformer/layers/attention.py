@@ -41,6 +41,7 @@ class AttentionContext(flax.struct.PyTreeNode):
     mask: AttentionMask
     # added to the scores; None where the position encoding has none, or one for each layer
     bias_BNTS: jax.Array | None = None
+    bias_1NX: jax.Array | None = None  # the same by distance, as `ScoreOptions` has it
     query_angles: Angles | None = None  # rotary; None where nothing is turned
     key_angles: Angles | None = None  # likewise
     local_angles: Angles | None = None  # of queries and keys in local layers; None: those of all layers
@@ -56,6 +57,21 @@ class AttentionContext(flax.struct.PyTreeNode):
     def positions(self) -> tuple[jax.Array, jax.Array]:
         """The positions of the queries [B, T] and of the keys [B, S]; -1 is padding."""
         return self.mask.query_positions_BT, self.mask.key_positions_BS
+
+
+def score_bias(
+    bias: nn.Module | None, cfg: ResolvedModel, mask: AttentionMask, *, cross: bool
+) -> tuple[jax.Array | None, jax.Array | None]:
+    """Returns (bias_BNTS, None), or (None, bias_1NX) for a kernel that takes it by distance, where the places of tokens
+    tell how far apart their positions are; None for both without a position bias."""
+    if bias is None:
+        return None, None
+    queries_BT, keys_BS = mask.query_positions_BT, mask.key_positions_BS
+    T, S = queries_BT.shape[1], keys_BS.shape[1]
+    told = mask.order in ('behind', 'front') and not cross and T > 1 and mask.visible_BTS is None
+    if told and kernel_choice.KERNELS[kernel_choice.pick(cfg, platform())].by_distance and ring_attention.ways() == 1:
+        return None, bias(jnp.arange(1 - S, T)[None], jnp.zeros((1, 1), jnp.int32))[..., 0]
+    return bias(queries_BT, keys_BS), None
 
 
 class Attention(nn.Module):
@@ -130,16 +146,19 @@ class Attention(nn.Module):
         """Returns the values' sums out_BNTU under the weights of the scores."""
         cfg = self.cfg
         q_BNTH = constrain(q_BNTH, 'batch', 'act_heads', 'length', 'act_head_dim')
-        mask, bias_BNTS = context.mask, context.bias_BNTS
+        mask, bias_BNTS, bias_1NX = context.mask, context.bias_BNTS, context.bias_1NX
         if window is not None:
             mask = mask.replace(window=window, widths=widths(cfg))
         if self.bias is not None:
-            bias_BNTS = self.bias(*context.positions)
+            bias_BNTS, bias_1NX = score_bias(self.bias, cfg, context.mask, cross=self.cross)
+        if bias_1NX is not None and self.is_mutable_collection('intermediates'):
+            bias_BNTS, bias_1NX = kernels.of_places(bias_1NX, q_BNTH.shape[2]), None
         training = self.has_rng('dropout') and dropout_rate is not None
         scale = choose(SCALES, cfg.attention_scale, 'model.attention_scale')
         options = kernels.ScoreOptions(
             scale=scale(self.query_width, cfg.emb_dim, cfg.attention_scale_dim),
             bias=bias_BNTS,
+            bias_1NX=bias_1NX,
             softcap=cfg.attention_softcap,
             sink_N=None if self.sink is None else self.sink(),
             dropout_rate=dropout_rate if training else None,

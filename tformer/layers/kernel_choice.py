@@ -40,6 +40,7 @@ class Kernel(NamedTuple):
     serves: frozenset[str]
     platforms: tuple[str, ...] = ()
     ordered: bool = False  # relies on the order that `masks.ordered` vouches for
+    by_distance: bool = False  # takes a bias as `bias_1NX` where the order is known
 
 
 FEATURES = {  # what a model may need of its kernel, and the field, or the variable, that needs it
@@ -138,5 +139,5 @@ KERNELS: dict[str, Kernel] = {
     'cudnn': Kernel(cudnn, frozenset({'bias', 'bfloat16'}), ('gpu',), ordered=True),
     'triton': Kernel(triton, SHARED | {'dropout'}, ('gpu',), ordered=True),
     'flash': Kernel(flash, SHARED, ('tpu',), ordered=True),
-    'mosaic': Kernel(mosaic, SHARED | {'dropout'}, ('tpu',), ordered=True),
+    'mosaic': Kernel(mosaic, frozenset(FEATURES), ('tpu',), ordered=True, by_distance=True),
 }

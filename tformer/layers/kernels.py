@@ -38,6 +38,8 @@ class ScoreOptions(NamedTuple):
     scale: float  # factor on the scores, usually H^-0.5 (Vaswani et al. 2017, eq. 1)
     # float32, [B or 1, N, T, S], added to the scaled, capped scores; for `masked_logits` by groups, BKGTS
     bias: jax.Array | None = None
+    # float32, the same for a kernel that takes it `by_distance`: of the query's place less the key's, 1 - S to T - 1
+    bias_1NX: jax.Array | None = None
     softcap: float | None = None  # bounds the scores by +-softcap (Gemma Team 2024)
     # float32, the score of one more key whose value is zero (gpt-oss, OpenAI 2025; zeros: Miller 2023)
     sink_N: jax.Array | None = None
@@ -110,6 +112,12 @@ def masked(logits: jax.Array, mask: jax.Array, options: ScoreOptions) -> jax.Arr
     if platform() == 'cpu':  # where XLA adds to a product as it makes it
         return logits + jnp.where(mask, 0, MIN)
     return jnp.where(mask, logits, MIN)
+
+
+def of_places(bias_1NX: jax.Array, T: int) -> jax.Array:
+    """Returns the bias of all pairs of places, [1, N, T, S], from that of their distances."""
+    S = bias_1NX.shape[2] - T + 1
+    return bias_1NX[:, :, jnp.arange(T)[:, None] - jnp.arange(S)[None] + S - 1]
 
 
 def seen(out_BNTU: jax.Array, mask_BTS: jax.Array) -> jax.Array:

@@ -40,7 +40,7 @@ def forward(
     outs = shape((B, N, T, U), v_BKSU.dtype), shape((B, N, 1, T), jnp.float32)
     sums = (1, tiles.block), (1, tiles.block), (U, tiles.block)
     inputs = q_BNTH, k_BKSH, v_BKSU
-    out_BNTU, lse_BN1T = _call(mosaic_tiles.forward, tiles, inputs, tokens, (), 'queries', outs, sums)
+    out_BNTU, lse_BN1T, _ = _call(mosaic_tiles.forward, tiles, inputs, tokens, (), 'queries', outs, sums)
     return out_BNTU, lse_BN1T[:, :, 0]
 
 
@@ -53,27 +53,29 @@ def backward(
     lse_BNT: jax.Array,
     delta_BNT: jax.Array,
     dout_BNTU: jax.Array,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns the gradients of queries, keys and values."""
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
+    """Returns the gradients of queries, keys and values, and of a bias."""
     (B, N, _, H), (_, K, S, U), shape, block = q_BNTH.shape, v_BKSU.shape, jax.ShapeDtypeStruct, tiles.block
     inputs, kept = (q_BNTH, k_BKSH, v_BKSU), (lse_BNT[:, :, None], delta_BNT[:, :, None], dout_BNTU)
-    (dq_BNTH,) = _call(
+    dq_BNTH, dbias_BNM1X = _call(
         mosaic_tiles.backward_queries, tiles, inputs, tokens, kept, 'queries',
         (shape(q_BNTH.shape, q_BNTH.dtype),), ((H, block),),
     )  # fmt: skip
     dtype = k_BKSH.dtype if N == K else jnp.float32
-    dkeys = _call(
+    *dkeys, _ = _call(
         mosaic_tiles.backward_keys, tiles, inputs, tokens, kept, 'keys',
         (shape((B, N, S, H), dtype), shape((B, N, S, U), dtype)), ((block, H), (block, U)),
     )  # fmt: skip
-    return dq_BNTH, *(tiled_attention.summed(x, K) for x in dkeys)
+    dk_BKSH, dv_BKSU = (tiled_attention.summed(x, K) for x in dkeys)
+    return dq_BNTH, dk_BKSH, dv_BKSU, dbias_BNM1X
 
 
 def _call(
     kernel: Callable[..., None], tiles: Tiles, inputs: Any, tokens: Tokens, kept: Any, by: str, outs: Any, sums: Any
 ) -> Any:
     """Returns the results of a kernel whose programs each hold one tile of the queries or keys, `by`, and meet one of
-    the others at each step. Steps that would meet no query and key load no tile."""
+    the others at each step, and the gradient of a bias if it makes one. Steps that would meet no query and key load no
+    tile."""
     from jax.experimental.pallas import tpu  # slow to import
 
     (B, N, T, _), (K, S), block = inputs[0].shape, inputs[1].shape[1:3], tiles.block
@@ -104,27 +106,45 @@ def _call(
     def token_spec(own: str) -> pl.BlockSpec:
         return pl.BlockSpec((None, SUBLANES, block), lambda b, n, *place: (b, 0, number(own, b, *place)))
 
+    def bias_spec(after: int) -> pl.BlockSpec:
+        """Of the blocks that hold the distances of two tiles, the last and those before it."""
+
+        def index(b: Any, n: Any, *place: Any) -> tuple[Any, ...]:
+            return b, n, number('queries', b, *place) - number('keys', b, *place) + S // block + after, 0, 0
+
+        return pl.BlockSpec((None, None, None, 1, block), index)
+
     by_head = pl.BlockSpec((None, 1, 3), lambda b, n, *place: (b * N + n, 0, 0), memory_space=tpu.SMEM)
     drawn = None if tokens.drawn_BN3 is None else tokens.drawn_BN3.reshape(B * N, 1, 3)
     in_specs: list[Any] = [spec(x, own) for x, own in zip(inputs, ('queries', 'keys', 'keys'), strict=True)]
     in_specs += [token_spec('queries'), token_spec('keys'), None if drawn is None else by_head]
-    in_specs += [spec(x, 'queries') for x in kept]
+    bias = tokens.bias_BNM1X
+    in_specs += [None if bias is None else (bias_spec(-1), bias_spec(0)), *(spec(x, 'queries') for x in kept)]
+    out_specs = [spec(x, by) for x in outs]
+    summed = bias is not None and kernel is mosaic_tiles.backward_queries
+    if bias is not None and summed:
+        outs = *outs, jax.ShapeDtypeStruct(bias.shape, jnp.float32)
+        out_specs += [pl.BlockSpec((None, None, *bias.shape[2:]), lambda b, n, *place: (b, n, 0, 0, 0))]
     call = pl.pallas_call(
         functools.partial(kernel, tiles),
         grid_spec=tpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=2,
             grid=(B, N, count, met),
             in_specs=in_specs,
-            out_specs=[spec(x, by) for x in outs],
+            out_specs=out_specs,
             scratch_shapes=[tpu.VMEM(shape, jnp.float32) for shape in sums],
         ),
         out_shape=outs,
-        compiler_params=tpu.CompilerParams(dimension_semantics=('parallel', 'parallel', 'parallel', 'arbitrary')),
+        compiler_params=tpu.CompilerParams(
+            dimension_semantics=('parallel', 'parallel', 'arbitrary' if summed else 'parallel', 'arbitrary')
+        ),
         interpret=tiles.interpret,
     )
     queries, keys = (pad(x, 1, SUBLANES) for x in (tokens.queries_B2T, tokens.keys_B3S))
     with tiled_attention.counted(tiles, T, S, PHASES[kernel]):
-        return call(tokens.window_1, bounds, *inputs, queries, keys, drawn, *kept)
+        both = None if bias is None else (bias, bias)
+        found = call(tokens.window_1, bounds, *inputs, queries, keys, drawn, both, *kept)
+    return found if summed else (*found, None)
 
 
 def block(T: int, S: int) -> int:
@@ -137,5 +157,5 @@ PHASES: dict[Any, str] = {
     mosaic_tiles.backward_queries: 'dq',
     mosaic_tiles.backward_keys: 'dkv',
 }
-BACKEND = Backend('mosaic', forward, backward, block, lambda size: size, LANES)
+BACKEND = Backend('mosaic', forward, backward, block, lambda size: size, LANES, biased=True)
 PAIR = tiled_attention.make_pair(BACKEND)

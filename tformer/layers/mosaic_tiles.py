@@ -22,34 +22,62 @@ def _dot(x: jax.Array, y: jax.Array, axis_x: int, axis_y: int) -> jax.Array:
 class _TilePair:
     """A tile of queries and a tile of keys: their scores, and what is dropped."""
 
-    def __init__(self, tiles: Tiles, queries: Any, keys: Any, window: Any, drawn: Any, numbers: tuple[Any, Any]):
+    def __init__(
+        self, tiles: Tiles, queries: Any, keys: Any, window: Any, drawn: Any, bias: Any, numbers: tuple[Any, Any]
+    ):
         columns = keys[...].T  # positions, segments, whether in the prefix
-        self.tiles, self.window, self.numbers = tiles, window[0], numbers
+        self.tiles, self.window, self.numbers, self.bias = tiles, window[0], numbers, bias
         self.queries, self.keys = [queries[i : i + 1, :] for i in range(2)], [columns[:, i : i + 1] for i in range(3)]
         self.drop = Drop(tiles.block, (1, 0), None if drawn is None else [drawn[0, i] for i in range(3)])
 
     def scores(self, q: Any, k: Any) -> Any:
         """Returns what `scored` does, each [keys, queries]."""
-        return scored(self.tiles, _dot(k[...], q[...], 1, 1), self.queries, self.keys, self.window)
+        bias = None if self.bias is None else _spread(jnp.concatenate([x[...] for x in self.bias], 1))
+        return scored(self.tiles, _dot(k[...], q[...], 1, 1), self.queries, self.keys, self.window, bias)
 
     def dropped(self, x: jax.Array) -> jax.Array:
         return self.drop(x, *self.numbers)
 
-    def gradients(self, q: Any, k: Any, v: Any, lse: Any, delta: Any, dout: Any) -> tuple[jax.Array, jax.Array]:
-        """Returns (the weights, the gradients of the products of queries and keys), [keys, queries]."""
+    def gradients(self, q: Any, k: Any, v: Any, lse: Any, delta: Any, dout: Any) -> tuple[jax.Array, ...]:
+        """Returns (the weights, the gradients of the scores, and of the products of queries and keys), each [keys,
+        queries]."""
         scores, slope = self.scores(q, k)
         weights = jnp.exp(scores - lse[...])
         dweights = self.drop.scaled(self.dropped(_dot(v[...], dout[...], 1, 1)))
-        return weights, weights * (dweights - delta[...]) * slope
+        dscores = weights * (dweights - delta[...])
+        return weights, dscores, dscores * slope
+
+
+def _spread(bias_12X: jax.Array) -> jax.Array:
+    """Returns the bias of each key and query of two tiles, from that of the query's place less the key's, -X to X - 1:
+    row by row the same numbers, one place further on."""
+    from jax.experimental.pallas import tpu
+
+    X = bias_12X.shape[1] // 2
+    rows = jnp.broadcast_to(bias_12X, (X, 2 * X))
+    return tpu.roll(rows, 0, 1, stride=1, stride_axis=0)[:, X:]
+
+
+def _gathered(dscores: jax.Array) -> jax.Array:
+    """Returns the sums of the scores' gradients by distance, [1, 2 X]: what `_spread` is the transposition of."""
+    from jax.experimental.pallas import tpu
+
+    X = len(dscores)
+    rows = jnp.concatenate([jnp.zeros_like(dscores), dscores], 1)
+    while len(rows) % 2 == 0:  # the later half of the rows is that many places further on
+        half = len(rows) // 2
+        rows = rows[:half] + tpu.roll(rows[half:], 2 * X - half, 1)
+    first, *others = (rows[i : i + 1] for i in range(len(rows)))
+    return sum((tpu.roll(row, 2 * X - i, 1) for i, row in enumerate(others, start=1)), first)
 
 
 def forward(
-    tiles: Tiles, window: Any, first: Any, q: Any, k: Any, v: Any, queries: Any, keys: Any, drawn: Any, out: Any,
-    lse: Any, top: Any, total: Any, sums: Any,
+    tiles: Tiles, window: Any, first: Any, q: Any, k: Any, v: Any, queries: Any, keys: Any, drawn: Any, bias: Any,
+    out: Any, lse: Any, top: Any, total: Any, sums: Any,
 ) -> None:  # fmt: skip
     b, i, j, count = pl.program_id(0), pl.program_id(2), pl.program_id(3), pl.num_programs(3)
     begin, end = keys_seen(tiles, i, count, window[0], first[b * pl.num_programs(2) + i])
-    pair = _TilePair(tiles, queries, keys, window, drawn, (i, j))
+    pair = _TilePair(tiles, queries, keys, window, drawn, bias, (i, j))
 
     @pl.when(j == 0)
     def start() -> None:
@@ -72,12 +100,19 @@ def forward(
 
 
 def backward_queries(
-    tiles: Tiles, window: Any, first: Any, q: Any, k: Any, v: Any, queries: Any, keys: Any, drawn: Any, lse: Any,
-    delta: Any, dout: Any, dq: Any, sums: Any,
+    tiles: Tiles, window: Any, first: Any, q: Any, k: Any, v: Any, queries: Any, keys: Any, drawn: Any, bias: Any,
+    lse: Any, delta: Any, dout: Any, dq: Any, *more: Any,
 ) -> None:  # fmt: skip
     b, i, j, count = pl.program_id(0), pl.program_id(2), pl.program_id(3), pl.num_programs(3)
     begin, end = keys_seen(tiles, i, count, window[0], first[b * pl.num_programs(2) + i])
-    pair = _TilePair(tiles, queries, keys, window, drawn, (i, j))
+    pair = _TilePair(tiles, queries, keys, window, drawn, bias, (i, j))
+
+    *dbiases, sums = more  # the gradient of the bias, of all tiles of a row, and the gradients of the queries
+
+    @pl.when((i == 0) & (j == 0))
+    def begin_row() -> None:
+        for dbias in dbiases:
+            dbias[...] = jnp.zeros_like(dbias)
 
     @pl.when(j == 0)
     def start() -> None:
@@ -85,8 +120,12 @@ def backward_queries(
 
     @pl.when((j >= begin) & (j < end))
     def add() -> None:
-        _, dscores = pair.gradients(q, k, v, lse, delta, dout)
-        sums[...] += _dot(k[...], dscores.astype(k.dtype), 0, 0)
+        _, dscores, dproducts = pair.gradients(q, k, v, lse, delta, dout)
+        sums[...] += _dot(k[...], dproducts.astype(k.dtype), 0, 0)
+        for dbias in dbiases:
+            found, m = _gathered(dscores), i - j + count
+            dbias[m - 1] += found[:, : tiles.block]
+            dbias[m] += found[:, tiles.block :]
 
     @pl.when(j == count - 1)
     def write() -> None:
@@ -94,12 +133,12 @@ def backward_queries(
 
 
 def backward_keys(
-    tiles: Tiles, window: Any, end: Any, q: Any, k: Any, v: Any, queries: Any, keys: Any, drawn: Any, lse: Any,
-    delta: Any, dout: Any, dk: Any, dv: Any, key_sums: Any, value_sums: Any,
+    tiles: Tiles, window: Any, end: Any, q: Any, k: Any, v: Any, queries: Any, keys: Any, drawn: Any, bias: Any,
+    lse: Any, delta: Any, dout: Any, dk: Any, dv: Any, key_sums: Any, value_sums: Any,
 ) -> None:  # fmt: skip
     b, j, i, count = pl.program_id(0), pl.program_id(2), pl.program_id(3), pl.num_programs(3)
     begin, last = queries_seeing(tiles, j, count, window[0], end[b * pl.num_programs(2) + j])
-    pair = _TilePair(tiles, queries, keys, window, drawn, (i, j))
+    pair = _TilePair(tiles, queries, keys, window, drawn, bias, (i, j))
 
     @pl.when(i == 0)
     def start() -> None:
@@ -107,8 +146,8 @@ def backward_keys(
 
     @pl.when((i >= begin) & (i < last))
     def add() -> None:
-        weights, dscores = pair.gradients(q, k, v, lse, delta, dout)
-        key_sums[...] += _dot(dscores.astype(q.dtype), q[...], 1, 0)
+        weights, _, dproducts = pair.gradients(q, k, v, lse, delta, dout)
+        key_sums[...] += _dot(dproducts.astype(q.dtype), q[...], 1, 0)
         value_sums[...] += _dot(pair.dropped(weights).astype(dout.dtype), dout[...], 1, 0)
 
     @pl.when(i == count - 1)

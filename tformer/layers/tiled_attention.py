@@ -22,6 +22,7 @@ from tformer.layers.kernels import (
     Pair,
     ScoreOptions,
     is_step,
+    of_places,
     pad,
     plain,
     refuse,
@@ -55,6 +56,7 @@ class Tokens(NamedTuple):
     first_BI: jax.Array  # of tiles in order, the first tile of keys that a tile of queries sees, its window apart
     end_BJ: jax.Array  # and the tile of queries after the last that sees a tile of keys
     drawn_BN3: jax.Array | None = None  # of `tile_dropout`, where weights are dropped
+    bias_BNM1X: jax.Array | None = None  # of `tiled_bias`, where there is one
 
 
 class Backend(NamedTuple):
@@ -65,7 +67,8 @@ class Backend(NamedTuple):
       forward: (tiles, q_BNTH, k_BKSH, v_BKSU, tokens) -> (out_BNTU, the log-sum-exp of the scores lse_BNT, float32,
         `MIN` where a query sees nothing).
       backward: (tiles, q_BNTH, k_BKSH, v_BKSU, tokens, lse_BNT, delta_BNT, dout_BNTU) -> the gradients of queries, keys
-        and values, of attention whose weights are exp(scores - lse); `lse_BNT` is 0 where a query sees nothing.
+        and values, and of the bias or None, of attention whose weights are exp(scores - lse); `lse_BNT` is 0 where a
+        query sees nothing.
       block: the queries and keys of a tile, by the numbers of both.
       width: the size of a head in the kernel.
       multiple: lengths that are a multiple are whole tiles.
@@ -73,10 +76,11 @@ class Backend(NamedTuple):
 
     name: str
     forward: Callable[..., tuple[jax.Array, jax.Array]]
-    backward: Callable[..., tuple[jax.Array, jax.Array, jax.Array]]
+    backward: Callable[..., tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]]
     block: Callable[[int, int], int]
     width: Callable[[int], int]
     multiple: int
+    biased: bool = False  # it takes a bias by distance
 
 
 def attend(
@@ -90,23 +94,40 @@ def attend(
 ) -> jax.Array:
     """Attention as kernels.py defines it, on each device's own rows and heads.
 
-    A step of decoding goes elsewhere: here it would be a tile of padding, and the cache's keys be copied.
+    A step of decoding goes elsewhere: here it would be a tile of padding, and the cache's keys be copied. So does a
+    bias of pairs whose distance the places do not tell.
     """
-    refuse(backend.name, options, 'bias')
-    if is_step(q_BNTH, mask):
+    refuse(backend.name, options, *(() if backend.biased else ('bias', 'bias_1NX')))
+    if is_step(q_BNTH, mask) and options.bias_1NX is not None:
+        options = options._replace(bias=of_places(options.bias_1NX, q_BNTH.shape[2]), bias_1NX=None)
+    if is_step(q_BNTH, mask) or options.bias is not None:
         return plain(q_BNTH, k_BKSH, v_BKSU, mask, options)
 
     def own(q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSU: jax.Array, mask: AttentionMask, heads: Any) -> jax.Array:
-        sink_N, drawn_BN3 = heads
+        sink_N, drawn_BN3, bias_BNX = heads
         T, U = q_BNTH.shape[2], v_BKSU.shape[3]
         q, k, v = (pad(x, 2, backend.multiple) for x in (q_BNTH * options.scale, k_BKSH, v_BKSU))
         tiles = _tiles(backend, q, k, options, mask, interpret)
         tiles = tiles._replace(in_order=mask.order in ('behind', 'front') and mask.causal and not tiles.prefix)
         read = make_tokens(mask, q, k, tiles.block, drawn_BN3)
+        if bias_BNX is not None:
+            read = read._replace(bias_BNM1X=tiled_bias(bias_BNX, T, q.shape[2], k.shape[2], tiles.block))
         return attention(backend, tiles, *_wide(backend, q, k, v), read, sink_N)[:, :, :T, :U]
 
     drawn_BN3 = tile_dropout.draw(options.dropout_rate, options.dropout_key, *q_BNTH.shape[:2])
-    return on_each_device(own, q_BNTH, k_BKSH, v_BKSU, mask, (options.sink_N, drawn_BN3))
+    bias_BNX = options.bias_1NX
+    if bias_BNX is not None:
+        bias_BNX = jnp.broadcast_to(bias_BNX, (len(q_BNTH), *bias_BNX.shape[1:]))
+    return on_each_device(own, q_BNTH, k_BKSH, v_BKSU, mask, (options.sink_N, drawn_BN3, bias_BNX))
+
+
+def tiled_bias(bias_BNX: jax.Array, T: int, queries: int, keys: int, block: int) -> jax.Array:
+    """Returns the bias by distance of padded queries and keys, in blocks, bias_BNM1X: block m holds the distances from
+    m X - keys on, of which a tile of queries and one of keys have two blocks."""
+    B, N, distances = bias_BNX.shape
+    S = distances - T + 1
+    wide = jnp.pad(bias_BNX, ((0, 0), (0, 0), (keys - S + 1, queries - T)))
+    return wide.reshape(B, N, -1, 1, block)
 
 
 def _tiles(
@@ -179,9 +200,10 @@ def _attention_forward(
 def _attention_backward(backend: Backend, tiles: Tiles, kept: Any, dout_BNTU: jax.Array) -> tuple[Any, ...]:
     q_BNTH, k_BKSH, v_BKSU, tokens, sink_N, out_BNTU, lse_BNT = kept
     delta_BNT = _delta(out_BNTU, dout_BNTU)
-    grads = backend.backward(tiles, q_BNTH, k_BKSH, v_BKSU, tokens, _finite(lse_BNT), delta_BNT, dout_BNTU)
+    *grads, dbias = backend.backward(tiles, q_BNTH, k_BKSH, v_BKSU, tokens, _finite(lse_BNT), delta_BNT, dout_BNTU)
     dsink_N = sink_gradient(lse_BNT, delta_BNT, sink_N)
-    return (*(g.astype(x.dtype) for g, x in zip(grads, (q_BNTH, k_BKSH, v_BKSU), strict=True)), None, dsink_N)
+    dtokens = None if dbias is None else jax.tree.map(lambda _: None, tokens)._replace(bias_BNM1X=dbias)
+    return (*(g.astype(x.dtype) for g, x in zip(grads, (q_BNTH, k_BKSH, v_BKSU), strict=True)), dtokens, dsink_N)
 
 
 attention.defvjp(_attention_forward, _attention_backward)
@@ -233,7 +255,7 @@ def make_pair(backend: Backend) -> Pair:
     ) -> list[jax.Array]:  # fmt: skip
         tiles, tokens = read(meeting, q_BNTH, k_BKSH, options, interpret)
         q, k, v, dout = _wide(backend, q_BNTH, k_BKSH, v_BKSU, dout_BNTU)
-        found = backend.backward(tiles, q, k, v, tokens, _finite(lse_BNT), _delta(out_BNTU, dout_BNTU), dout)
+        *found, _ = backend.backward(tiles, q, k, v, tokens, _finite(lse_BNT), _delta(out_BNTU, dout_BNTU), dout)
         return [g[..., : x.shape[3]] for g, x in zip(found, (q_BNTH, k_BKSH, v_BKSU), strict=True)]
 
     return Pair(forward, backward, backend.multiple, any_order=True, drops=True)
@@ -241,7 +263,7 @@ def make_pair(backend: Backend) -> Pair:
 
 # ------------------------------------------------------------------------------------------------ in a tile
 def scored(
-    tiles: Tiles, products: jax.Array, queries: Any, keys: Any, window: jax.Array
+    tiles: Tiles, products: jax.Array, queries: Any, keys: Any, window: jax.Array, bias: jax.Array | None = None
 ) -> tuple[jax.Array, jax.Array]:
     """Returns (scores, `MIN` where masked, the derivative of the soft cap) of a tile, from its products.
 
@@ -251,11 +273,14 @@ def scored(
       queries: the positions and segments of the queries, in shapes that broadcast with `products`.
       keys: the positions and segments of the keys, and 1 in the prefix, likewise.
       window: how far a query sees.
+      bias: what is added to capped scores.
     """
     scores, slope = products, jnp.float32(1)
     if tiles.softcap is not None:
         tanh = 1 - 2 / (jnp.exp(2 * scores / tiles.softcap) + 1)
         scores, slope = tiles.softcap * tanh, 1 - tanh * tanh
+    if bias is not None:
+        scores += bias
     (at, own), (places, segments, prefix) = queries, keys
     seen = own == segments
     if tiles.causal:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from tformer.errors import choose
-from tformer.layers.attention import AttentionContext
+from tformer.layers.attention import AttentionContext, score_bias
 from tformer.layers.block import LAYER_SHARING, Stack, StackInputs
 from tformer.layers.cache import Cache, empty_cache
 from tformer.layers.dropout import DropoutRates
@@ -88,6 +88,7 @@ class Tower(AnyTower):
         key_segments_BS: jax.Array | None = None,
         prefix_BS: jax.Array | None = None,
         *,
+        visible_BTS: jax.Array | None = None,
         cross: bool = False,
     ) -> AttentionContext:
         """Returns the context of this stack's self-attention, or cross-attention; arguments as of `AttentionMask`."""
@@ -96,9 +97,14 @@ class Tower(AnyTower):
         if order is not None and (cross or self.stack_name == 'encoder'):
             order = 'behind'  # so are the keys, and where all are seen the queries' order is nothing
         bias, placed = (self.cross_bias, self.cfg.cross_position) if cross else (self.bias, True)
+        mask = AttentionMask(
+            query_BT, key_BS, *segments, prefix_BS, visible_BTS=visible_BTS, causal=causal, order=order
+        )
+        bias_BNTS, bias_1NX = score_bias(bias, self.cfg, mask, cross=cross)
         return AttentionContext(
-            AttentionMask(query_BT, key_BS, *segments, prefix_BS, causal=causal, order=order),
-            bias_BNTS=None if bias is None else bias(query_BT, key_BS),
+            mask,
+            bias_BNTS=bias_BNTS,
+            bias_1NX=bias_1NX,
             query_angles=self.angles(query_BT) if placed else None,
             key_angles=self.angles(key_BS) if placed and cross else None,
             local_angles=None if cross else self.local_angles(query_BT),
@@ -139,9 +145,8 @@ class Tower(AnyTower):
         """Returns (x_BTD of the new tokens, the cache with them)."""
         placed = cache.place(positions_BT, prefix_BT)
         plain = prefix_BT is None and known_order() == 'front'  # the first tokens of the cache, none of them a prefix
-        context = self.context(positions_BT, placed.positions_BS, prefix_BS=None if plain else placed.prefix_BS)
-        if placed.branches_BMS is not None:
-            context = context.replace(mask=context.mask.replace(visible_BTS=placed.branches_BMS))
+        prefix_BS, visible_BTS = None if plain else placed.prefix_BS, placed.branches_BMS
+        context = self.context(positions_BT, placed.positions_BS, prefix_BS=prefix_BS, visible_BTS=visible_BTS)
         inputs = StackInputs(context, DropoutRates(), cache.index)
         if cache.encoder_positions_BS is not None:
             inputs = inputs.replace(cross=self.context(positions_BT, cache.encoder_positions_BS, cross=True))

@@ -48,8 +48,8 @@ def backward(
     lse_BNT: jax.Array,
     delta_BNT: jax.Array,
     dout_BNTU: jax.Array,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns the gradients of queries, keys and values."""
+) -> tuple[jax.Array, jax.Array, jax.Array, None]:
+    """Returns the gradients of queries, keys and values; there is no bias."""
     (B, N, _, _), K, shape = q_BNTH.shape, k_BKSH.shape[1], jax.ShapeDtypeStruct
     inputs, kept = (q_BNTH, k_BKSH, v_BKSU), (lse_BNT, delta_BNT, dout_BNTU)
     dq_BNTH = _call(triton_tiles.backward_queries, tiles, inputs, tokens, kept, 'queries')(
@@ -58,7 +58,8 @@ def backward(
     dtype = k_BKSH.dtype if N == K else jnp.float32
     outs = shape((B, N, *k_BKSH.shape[2:]), dtype), shape((B, N, *v_BKSU.shape[2:]), dtype)
     dkeys = _call(triton_tiles.backward_keys, tiles, inputs, tokens, kept, 'keys')(outs)
-    return dq_BNTH, *(tiled_attention.summed(x, K) for x in dkeys)
+    dk_BKSH, dv_BKSU = (tiled_attention.summed(x, K) for x in dkeys)
+    return dq_BNTH, dk_BKSH, dv_BKSU, None
 
 
 def _call(
