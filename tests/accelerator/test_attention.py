@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import accelerator
-from attention_cases import CASES, Case, by_hand, make, make_mask
+from attention_cases import BIASED, CASES, Case, by_hand, make, make_mask
 from tformer.layers import cudnn, mosaic, splash, tile_dropout, triton
 from tformer.layers.kernel_choice import KERNELS, unserved
 from tformer.layers.kernels import ScoreOptions
@@ -34,11 +34,12 @@ ODD = {
 }
 ALL = {
     name: case._replace(sizes=tuple(4 * size for size in case.sizes))  # heads of 64
-    for name, case in (CASES | ODD).items()
+    for name, case in (CASES | ODD | BIASED).items()
 }
 WIDE = ('causal', 'prefix and packed', 'softcap and sink')  # in float32, which compiles for longer
 RUNS = [
-    *((kernel, name, 'bfloat16') for kernel in ('cudnn', 'triton', 'flash', 'mosaic') for name in ALL),
+    *((kernel, name, 'bfloat16') for kernel in ('cudnn', 'triton', 'flash') for name in CASES | ODD),
+    *(('mosaic', name, 'bfloat16') for name in ALL),
     *((kernel, name, 'float32') for kernel in ('triton', 'flash', 'mosaic') for name in WIDE),
     *(
         (kernel, name, dtype)
@@ -80,7 +81,8 @@ def run(kernel, case, dtype, rate=None):
     @jax.jit
     def program(arrays, mask, dout_BNTU):
         def attend(arrays):
-            options = ScoreOptions(case.sizes[0] ** -0.5, softcap=case.softcap, sink_N=arrays.get('sink_N'))
+            vectors = {name: arrays[name] for name in ('sink_N', 'bias_1NX') if name in arrays}
+            options = ScoreOptions(case.sizes[0] ** -0.5, softcap=case.softcap, **vectors)
             options = options._replace(dropout_rate=rate, dropout_key=None if rate is None else KEY)
             return kernel(arrays['q'], arrays['k'], arrays['v'], mask, options)
 
@@ -125,8 +127,11 @@ def test_a_kernel_is_as_near_to_float64_as_the_reference(kernel, name, dtype):
     assert {key: (error, bounds[key]) for key, error in found.items() if not error <= bounds[key]} == {}
 
 
-@pytest.mark.parametrize('name', ['causal', 'odd, packed, groups', 'across', 'softcap and sink'])
-@pytest.mark.parametrize('kernel', ['mosaic', 'triton'])
+DROPPING = ['causal', 'odd, packed, groups', 'across', 'softcap and sink']
+DROPPING = [*((kernel, name) for kernel in ('mosaic', 'triton') for name in DROPPING), ('mosaic', 'bias, groups')]
+
+
+@pytest.mark.parametrize(('kernel', 'name'), DROPPING)
 def test_a_kernel_drops_what_is_drawn(kernel, name):
     """As near to float64 as the `reference` that drops nothing."""
     rate, dtype = 0.25, 'bfloat16'

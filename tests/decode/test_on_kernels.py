@@ -36,13 +36,26 @@ EVERY = [
 
 
 def use(monkeypatch, kernel):
-    reference = kernel_choice.KERNELS['reference']
-    monkeypatch.setitem(kernel_choice.KERNELS, 'reference', reference._replace(function=KERNELS[kernel]))
+    reference, by_distance = kernel_choice.KERNELS['reference'], kernel_choice.KERNELS[kernel].by_distance
+    stands_in = reference._replace(function=KERNELS[kernel], by_distance=by_distance)
+    monkeypatch.setitem(kernel_choice.KERNELS, 'reference', stands_in)
 
 
 @pytest.mark.parametrize(('kernel', 'family', 'way'), EVERY)
 def test_every_search_writes_what_it_writes_by_the_reference(monkeypatch, kernel, family, way) -> None:
-    model, variables = make(family, scale=2.0, position='rope')
+    same_texts(monkeypatch, kernel, family, way, position='rope')
+
+
+@pytest.mark.parametrize('position', ['alibi', 'relative'])
+@pytest.mark.parametrize('family', CASES)
+@pytest.mark.parametrize('way', ['greedy', 'beams', 'drafted', 'in parts'])
+@pytest.mark.slow_cases('greedy-encoder_decoder-alibi', 'greedy-encoder_decoder-relative')
+def test_a_position_bias_is_the_same_in_every_search(monkeypatch, family, way, position) -> None:
+    same_texts(monkeypatch, 'mosaic', family, way, position=position)
+
+
+def same_texts(monkeypatch, kernel, family, way, position) -> None:
+    model, variables = make(family, scale=2.0, position=position)
     batch, decode = batch_of(family), config.Decode(max_len=T, **WAYS[way])
 
     def written():

@@ -18,18 +18,22 @@ MESHES = {
     'context': Mesh(data=2, context=4),
 }
 CASES = [
-    *((mesh, 8192, batching, 0.0) for mesh in MESHES for batching in ('pad', 'pack')),
-    *((mesh, 8192, 'pack', 0.1) for mesh in ('data', 'tensor', 'context')),
-    *(('data', 32768, 'pack', rate) for rate in (0.0, 0.1)),
+    *((mesh, 8192, batching, 0.0, 'rope') for mesh in MESHES for batching in ('pad', 'pack')),
+    *((mesh, 8192, 'pack', 0.1, 'rope') for mesh in ('data', 'tensor', 'context')),
+    *(('data', 32768, 'pack', rate, 'rope') for rate in (0.0, 0.1)),
+]
+BIASED = [  # for TPUs, whose kernel takes a bias by distance
+    *(('tensor', 8192, 'pack', 0.1, position) for position in ('relative', 'alibi')),
+    *(('data', length, 'pack', 0.1, 'relative') for length in (8192, 32768)),
 ]
 
 
-def case(mesh: str, length: int, batching: str, rate: float) -> Config:
+def case(mesh: str, length: int, batching: str, rate: float, position: str) -> Config:
     """Returns the config of a small decoder without any axis of its own that is as long as a block of a row."""
     return Config(
         model=Model(
             vocab_size=512, emb_dim=256, mlp_dim=512, num_heads=4, head_dim=64, num_decoder_layers=2, max_len=length,
-            position='rope', norm='rmsnorm', dropout_rate=0.0, attention_dropout_rate=rate, dtype='bfloat16',
+            position=position, norm='rmsnorm', dropout_rate=0.0, attention_dropout_rate=rate, dtype='bfloat16',
         ),
         data=Data(length=length, batching=batching),
         train=Train(batch_size=8, num_steps=10, loss_chunk=512),
@@ -48,12 +52,13 @@ def main(device: str) -> None:
     target = devices.Target.parse(device)
     dry_run.pretend(1)
     devices.prepare(target.device.platform)
-    for mesh, length, batching, rate in CASES:
-        run = dry_run.compile_program('train step', case(mesh, length, batching, rate), target)
+    for each in CASES + (BIASED if target.jax_platform == 'tpu' else []):
+        length = each[1]
+        run = dry_run.compile_program('train step', case(*each), target)
         held, block = sum(run.held.values()), length // (2 * run.mesh.shape['context'])
         found = {'kernels': costs.kernels(run.program), 'peak': run.peak, 'held': held}
         found['largest'] = max(size for _, _, size in traffic.largest(run.program, 1))
-        row = {'case': [mesh, length, batching, rate], 'squares': squares(run.program, block), **found}
+        row = {'case': each, 'squares': squares(run.program, block), **found}
         print(json.dumps(row), flush=True)
 
 

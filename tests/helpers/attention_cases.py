@@ -25,6 +25,7 @@ class Case(NamedTuple):
     window: int | None = None
     softcap: float | None = None
     sink: bool = False
+    bias: bool = False  # one by distance
 
 
 CASES = {
@@ -50,6 +51,19 @@ CASES = {
     'window and prefix': Case(prefix=True, widths=(5,), window=5),
     'unknown order': Case(order=None),
     'softcap and sink': Case(softcap=2.0, sink=True, packed=True),
+}
+BIASED = {  # where the places of tokens tell how far apart they are
+    'bias, groups': Case(heads=(8, 4), sizes=(8, 24), bias=True),
+    'bias, full': Case(causal=False, heads=(4, 4), bias=True),
+    'bias, packed in several blocks, softcap, sink': Case(
+        lengths=(300, 300), heads=(2, 1), packed=True, softcap=2.0, sink=True, bias=True
+    ),
+    'bias, a window in blocks of 384': Case(
+        lengths=(1100, 1100), heads=(2, 1), widths=(300, None), window=300, bias=True
+    ),
+    'bias, prefix': Case(prefix=True, bias=True),
+    'bias, padded in front': Case(order='front', bias=True),
+    'bias, a prompt and free slots': Case(order='front', lengths=(140, 300), bias=True),
 }
 
 
@@ -89,7 +103,9 @@ def make(case, dtype=jnp.float32):
     (N, K), (T, S), (H, U) = case.heads, case.lengths, case.sizes
     arrays = {'q': draw((B, N, T, H)), 'k': draw((B, K, S, H)), 'v': draw((B, K, S, U))}
     arrays = {name: jnp.asarray(x, dtype) for name, x in arrays.items()}
-    return arrays | ({'sink_N': jnp.asarray(draw(N), jnp.float32)} if case.sink else {})
+    vectors = {'sink_N': (N,)} if case.sink else {}
+    vectors |= {'bias_1NX': (1, N, T + S - 1)} if case.bias else {}
+    return arrays | {name: jnp.asarray(draw(shape), jnp.float32) for name, shape in vectors.items()}
 
 
 def by_hand(arrays, mask_BTS, options, dout_BNTU, factor_BNTS=1.0):
@@ -105,6 +121,9 @@ def by_hand(arrays, mask_BTS, options, dout_BNTU, factor_BNTS=1.0):
     if options.softcap is not None:
         tanh = np.tanh(scores / options.softcap)
         scores, slope = options.softcap * tanh, 1 - tanh**2
+    (T, S), distances = scores.shape[2:], np.subtract.outer(*(np.arange(n) for n in scores.shape[2:]))
+    if 'bias_1NX' in arrays:
+        scores = scores + np.asarray(arrays['bias_1NX'], np.float64)[:, :, distances + S - 1]
     sink = np.asarray(arrays['sink_N'], np.float64)[None, :, None, None] if 'sink_N' in arrays else -np.inf
     scores = np.where(mask_BTS[:, None], scores, -np.inf)
     top = np.maximum(scores.max(-1, keepdims=True), sink)
@@ -115,10 +134,13 @@ def by_hand(arrays, mask_BTS, options, dout_BNTU, factor_BNTS=1.0):
     dropped, dout = weights * factor_BNTS, np.asarray(dout_BNTU, np.float64)
     out = dropped @ values
     delta = (dout * out).sum(-1, keepdims=True)
-    dscores = weights * (factor_BNTS * (dout @ values.swapaxes(2, 3)) - delta) * slope * options.scale
+    biased = weights * (factor_BNTS * (dout @ values.swapaxes(2, 3)) - delta)
+    dscores = biased * slope * options.scale
     grads = {'q': dscores @ keys, 'k': dscores.swapaxes(2, 3) @ q, 'v': dropped.swapaxes(2, 3) @ dout}
     for name, x in (('k', k), ('v', v)):
         grads[name] = grads[name].reshape(*x.shape[:2], groups, *x.shape[2:]).sum(2)
+    if 'bias_1NX' in arrays:
+        grads['bias_1NX'] = np.stack([biased.sum(0).trace(s, 1, 2) for s in range(S - 1, -T, -1)], -1)[None]
     if 'sink_N' in arrays:
         grads['sink_N'] = -(left * delta).sum((0, 2, 3))
     return out, grads

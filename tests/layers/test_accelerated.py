@@ -9,7 +9,7 @@ import pytest
 from jax.experimental.pallas import tpu
 
 import norm_cases
-from attention_cases import CASES, Case, make, make_mask
+from attention_cases import BIASED, CASES, Case, by_hand, make, make_mask
 from tformer.config import Mesh, Model
 from tformer.distributed import sharding
 from tformer.layers import cudnn, kernels, mosaic, norm_kernel, norms, splash, tiled_attention, triton
@@ -33,7 +33,8 @@ def run(kernel, case, arrays=None):
     @jax.jit
     def program(arrays, mask):
         def loss(arrays):
-            options = ScoreOptions(0.25, softcap=case.softcap, sink_N=arrays.get('sink_N'))
+            vectors = {name: arrays[name] for name in ('sink_N', 'bias_1NX') if name in arrays}
+            options = ScoreOptions(0.25, softcap=case.softcap, **vectors)
             out = kernel(arrays['q'], arrays['k'], arrays['v'], mask, options)
             out = jnp.where(real[:, None, :, None], out, 0).astype(jnp.float32)
             return (out * np.random.default_rng(1).standard_normal(out.shape)).sum(), out
@@ -45,12 +46,12 @@ def run(kernel, case, arrays=None):
 
 
 def by_array(q, k, v, mask, options):
-    return kernels.reference(q, k, v, mask.array(), options)
+    return kernels.reference(q, k, v, mask.array(), options.of_pairs(q.shape[2]))
 
 
 @functools.cache
 def reference(name):
-    return run(by_array, CASES[name])
+    return run(by_array, (CASES | BIASED)[name])
 
 
 def assert_near(found, expected):
@@ -72,6 +73,25 @@ def test_a_kernel_sees_whom_the_array_says(kernel, name):
     assert_near(run(KERNELS[kernel], CASES[name]), reference(name))
 
 
+@pytest.mark.parametrize('name', BIASED)
+@pytest.mark.slow_cases('bias, prefix', 'bias, padded in front', 'bias, a window in blocks of 384')
+def test_mosaic_adds_a_bias_by_distance_and_sums_its_gradient(name):
+    """To what the cap leaves of the scores; the mean over the rows of a batch has one gradient for all."""
+    assert_near(run(KERNELS['mosaic'], BIASED[name]), reference(name))
+
+
+@pytest.mark.parametrize('name', ['bias, groups', 'bias, packed in several blocks, softcap, sink'])
+def test_the_bias_of_all_pairs_is_that_of_their_distances(name):
+    """And the gradient of each distance is the sum over its pairs."""
+    case = BIASED[name]
+    (mask, real), arrays = make_mask(case), make(case)
+    found = run(by_array, case)
+    weights = np.random.default_rng(1).standard_normal(found[0].shape) * real[:, None, :, None]
+    options = ScoreOptions(0.25, softcap=case.softcap)
+    out, grads = by_hand(arrays, np.asarray(mask.array()), options, weights)
+    assert_near(found, (np.where(real[:, None, :, None], out, 0), grads))
+
+
 @pytest.mark.parametrize('name', ['causal', 'packed', 'packed in several blocks', 'padded in front'])
 def test_tiles_that_no_query_sees_are_left_out(name):
     """The first tile of keys of each tile of queries and the last of queries of each of keys are those of the array."""
@@ -91,6 +111,7 @@ def test_tiles_that_no_query_sees_are_left_out(name):
 
 
 ON_A_CHIP = ['a prompt and free slots', 'packed in several blocks', 'a window in several blocks', 'across and packed']
+ON_A_CHIP += ['bias, packed in several blocks, softcap, sink', 'bias, a prompt and free slots']
 
 
 @pytest.mark.stack
@@ -98,16 +119,20 @@ ON_A_CHIP = ['a prompt and free slots', 'packed in several blocks', 'a window in
 def test_a_chip_that_is_simulated_reads_nothing_that_is_not_there(name):
     """Nor anything that was not written, which is NaN."""
     chip = tpu.InterpretParams(out_of_bounds_reads='raise', uninitialized_memory='nan')
-    assert_near(run(functools.partial(mosaic.mosaic, interpret=chip), CASES[name]), reference(name))
+    case = (CASES | BIASED)[name]
+    assert_near(run(functools.partial(mosaic.mosaic, interpret=chip), case), reference(name))
+
+
+SPLIT = ['groups', 'fewer key heads than devices', 'prefix and packed', 'softcap and sink']
+SPLIT = [*((kernel, name) for kernel in KERNELS for name in SPLIT), ('mosaic', 'bias, groups')]
 
 
 @pytest.mark.stack
-@pytest.mark.parametrize('name', ['groups', 'fewer key heads than devices', 'prefix and packed', 'softcap and sink'])
-@pytest.mark.parametrize('kernel', KERNELS)
+@pytest.mark.parametrize(('kernel', 'name'), SPLIT)
 def test_each_device_computes_its_own_rows_and_heads(kernel, name):
-    mesh = Mesh(data=2, tensor=4, rules='fsdp_tp')
+    mesh, case = Mesh(data=2, tensor=4, rules='fsdp_tp'), (CASES | BIASED)[name]
     with sharding.placed(sharding.make_mesh(mesh), mesh):
-        found = jax.device_get(run(KERNELS[kernel], CASES[name], jax.device_get(make(CASES[name]))))
+        found = jax.device_get(run(KERNELS[kernel], case, jax.device_get(make(case))))
     assert_near(found, reference(name))
 
 

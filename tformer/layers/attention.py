@@ -151,8 +151,6 @@ class Attention(nn.Module):
             mask = mask.replace(window=window, widths=widths(cfg))
         if self.bias is not None:
             bias_BNTS, bias_1NX = score_bias(self.bias, cfg, context.mask, cross=self.cross)
-        if bias_1NX is not None and self.is_mutable_collection('intermediates'):
-            bias_BNTS, bias_1NX = kernels.of_places(bias_1NX, q_BNTH.shape[2]), None
         training = self.has_rng('dropout') and dropout_rate is not None
         scale = choose(SCALES, cfg.attention_scale, 'model.attention_scale')
         options = kernels.ScoreOptions(
@@ -168,7 +166,7 @@ class Attention(nn.Module):
             probs_BKGTS = kernels.probabilities(q_BNTH, k_BKSH, mask.array(), options)
             self.sow('alignments', 'weights_BTS', probs_BKGTS.mean((1, 2)))
         if self.is_mutable_collection('intermediates'):  # `reference` in steps: evaluation.activations comes between
-            mask_BTS = mask.array()
+            mask_BTS, options = mask.array(), options.of_pairs(q_BNTH.shape[2])
             probs_BKGTS = self.probabilities(kernels.probabilities(q_BNTH, k_BKSH, mask_BTS, options))
             out_BNTU = kernels.seen(kernels.attend(options.drop(probs_BKGTS), v_BKSU), mask_BTS)
         else:

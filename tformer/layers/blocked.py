@@ -20,7 +20,7 @@ def blocked(
     One block are rows with a prefix, and those of which the places do not tell the mask: a user's own positions,
     tokens of decoding. Where there are several, dropout draws other numbers than in `reference`.
     """
-    mask_BTS = mask.array()
+    mask_BTS, options = mask.array(), options.of_pairs(q_BNTH.shape[2])
     if not mask.static or mask.prefix_BS is not None:
         return _attend(q_BNTH, k_BKSH, v_BKSU, mask_BTS, Sight(), options)
     return mask.by_width(lambda sight: _attend(q_BNTH, k_BKSH, v_BKSU, mask_BTS, sight, options))

@@ -21,6 +21,7 @@ def cudnn(
     mask is added to it. Queries of padding get zeros.
     """
     refuse('cudnn', options, 'softcap', 'sink_N', 'dropout_rate')
+    options = options.of_pairs(q_BNTH.shape[2])
     if options.bias is not None:  # the partitioner knows how to split it
         return _attend(q_BNTH, k_BKSH, v_BKSH, mask, options)
     if not knows(mask):

@@ -27,7 +27,7 @@ def on_arrays(kernel: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     def function(
         q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSU: jax.Array, mask: AttentionMask, options: ScoreOptions
     ) -> jax.Array:
-        return kernel(q_BNTH, k_BKSH, v_BKSU, mask.array(), options)
+        return kernel(q_BNTH, k_BKSH, v_BKSU, mask.array(), options.of_pairs(q_BNTH.shape[2]))
 
     return function
 

@@ -46,6 +46,14 @@ class ScoreOptions(NamedTuple):
     dropout_rate: MaybeScalar = None  # dropout of the probabilities, off where it or the key is None
     dropout_key: jax.Array | None = None  # a random key
 
+    def of_pairs(self, T: int) -> 'ScoreOptions':
+        """Returns the options with the bias of all pairs of T queries and their keys in place of one by distance."""
+        if self.bias_1NX is None:
+            return self
+        S = self.bias_1NX.shape[2] - T + 1
+        distances_TS = jnp.arange(T)[:, None] - jnp.arange(S)[None]
+        return self._replace(bias=self.bias_1NX[:, :, distances_TS + S - 1], bias_1NX=None)
+
     def grouped(self, kv_heads: int) -> 'ScoreOptions':
         """Returns the options with the bias by the key head that its query heads use, BKGTS."""
         return self if self.bias is None else self._replace(bias=grouped(self.bias, kv_heads))
@@ -112,12 +120,6 @@ def masked(logits: jax.Array, mask: jax.Array, options: ScoreOptions) -> jax.Arr
     if platform() == 'cpu':  # where XLA adds to a product as it makes it
         return logits + jnp.where(mask, 0, MIN)
     return jnp.where(mask, logits, MIN)
-
-
-def of_places(bias_1NX: jax.Array, T: int) -> jax.Array:
-    """Returns the bias of all pairs of places, [1, N, T, S], from that of their distances."""
-    S = bias_1NX.shape[2] - T + 1
-    return bias_1NX[:, :, jnp.arange(T)[:, None] - jnp.arange(S)[None] + S - 1]
 
 
 def seen(out_BNTU: jax.Array, mask_BTS: jax.Array) -> jax.Array:
@@ -276,4 +278,4 @@ def plain(
 ) -> jax.Array:
     """The kernel for what an accelerator's own does not serve: any mask, and memory O(T)."""
     kernel = reference if is_step(q_BNTH, mask) else chunked
-    return kernel(q_BNTH, k_BKSH, v_BKSU, mask.array(), options)
+    return kernel(q_BNTH, k_BKSH, v_BKSU, mask.array(), options.of_pairs(q_BNTH.shape[2]))

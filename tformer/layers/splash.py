@@ -34,7 +34,7 @@ def flash(
     Queries of padding get zeros. Where the order of the tokens is unknown (a user's own positions, tokens of decoding)
     `mosaic` reads the positions; so it does where a window may end inside a prefix.
     """
-    refuse('flash', options, 'bias', 'dropout_rate')
+    refuse('flash', options, 'bias', 'bias_1NX', 'dropout_rate')
     if not mask.static or (mask.prefix_BS is not None and mask.window is not None):
         return mosaic(q_BNTH, k_BKSH, v_BKSU, mask, options, interpret=interpret)
 

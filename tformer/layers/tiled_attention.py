@@ -22,7 +22,6 @@ from tformer.layers.kernels import (
     Pair,
     ScoreOptions,
     is_step,
-    of_places,
     pad,
     plain,
     refuse,
@@ -98,8 +97,6 @@ def attend(
     bias of pairs whose distance the places do not tell.
     """
     refuse(backend.name, options, *(() if backend.biased else ('bias', 'bias_1NX')))
-    if is_step(q_BNTH, mask) and options.bias_1NX is not None:
-        options = options._replace(bias=of_places(options.bias_1NX, q_BNTH.shape[2]), bias_1NX=None)
     if is_step(q_BNTH, mask) or options.bias is not None:
         return plain(q_BNTH, k_BKSH, v_BKSU, mask, options)
 

@@ -39,7 +39,7 @@ def pick(kernel: str, q_BNTH: jax.Array, k_BKSH: jax.Array, mask: AttentionMask,
         known = pair.any_order or (mask.static and (mask.prefix_BS is None or not mask.causal))
         return whole and known and (pair.drops or options.dropout_key is None)
 
-    names = OF_KERNELS.get(kernel, ()) if options.bias is None else ()
+    names = OF_KERNELS.get(kernel, ()) if options.bias is None and options.bias_1NX is None else ()
     return next((name for name in names if serves(PAIRS[name])), None)
 
 
