@@ -56,7 +56,7 @@ BIASED = {  # where the places of tokens tell how far apart they are
     'bias, groups': Case(heads=(8, 4), sizes=(8, 24), bias=True),
     'bias, full': Case(causal=False, heads=(4, 4), bias=True),
     'bias, packed in several blocks, softcap, sink': Case(
-        lengths=(300, 300), heads=(2, 1), packed=True, softcap=2.0, sink=True, bias=True
+        lengths=(600, 600), heads=(2, 1), packed=True, softcap=2.0, sink=True, bias=True
     ),
     'bias, a window in blocks of 384': Case(
         lengths=(1100, 1100), heads=(2, 1), widths=(300, None), window=300, bias=True

@@ -74,7 +74,7 @@ def test_a_kernel_sees_whom_the_array_says(kernel, name):
 
 
 @pytest.mark.parametrize('name', BIASED)
-@pytest.mark.slow_cases('bias, prefix', 'bias, padded in front', 'bias, a window in blocks of 384')
+@pytest.mark.slow_cases('bias, prefix', 'bias, padded in front')
 def test_mosaic_adds_a_bias_by_distance_and_sums_its_gradient(name):
     """To what the cap leaves of the scores; the mean over the rows of a batch has one gradient for all."""
     assert_near(run(KERNELS['mosaic'], BIASED[name]), reference(name))
