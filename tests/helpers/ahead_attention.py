@@ -24,6 +24,7 @@ CASES = [
 ]
 BIASED = [  # for TPUs, whose kernel takes a bias by distance
     *(('tensor', 8192, 'pack', 0.1, position) for position in ('relative', 'alibi')),
+    ('context', 8192, 'pack', 0.0, 'relative'),
     *(('data', length, 'pack', 0.1, 'relative') for length in (8192, 32768)),
 ]
 

@@ -202,22 +202,28 @@ RINGS = {
     'across, packed': Case(causal=False, order=None, across=True, packed=True, **LONG),
 }
 RINGS_BY_POSITION = {'prefix, zigzag': Case(order='zigzag', prefix=True, **LONG), 'unknown': Case(order=None, **LONG)}
+BIASED_RINGS = {
+    'bias, zigzag, packed, softcap': Case(order='zigzag', packed=True, softcap=2.0, bias=True, **LONG),
+    'bias, full': Case(causal=False, bias=True, **LONG),
+    'bias, window in some layers': Case(widths=(200, None), window=200, bias=True, **LONG),
+}
 RUNS = [(kernel, name) for kernel in KERNELS for name in RINGS]
 RUNS += [(kernel, name) for kernel in ('mosaic', 'triton') for name in RINGS_BY_POSITION]
-QUICK = 'zigzag, packed, softcap, sink'
-RUNS = [pytest.param(*each, marks=[] if each[1] == QUICK else pytest.mark.slow) for each in RUNS]
+RUNS += [('mosaic', name) for name in BIASED_RINGS]
+QUICK = ('zigzag, packed, softcap, sink', 'bias, zigzag, packed, softcap')
+RUNS = [pytest.param(*each, marks=[] if each[1] in QUICK else pytest.mark.slow) for each in RUNS]
 
 
 def in_zigzag(arrays, mask, real):
     order = ring_attention.zigzag(LENGTH, 4)
-    arrays = {name: x if x.ndim == 1 else jnp.take(x, order, 2) for name, x in arrays.items()}
+    arrays = {name: jnp.take(x, order, 2) if x.ndim == 4 else x for name, x in arrays.items()}
     return arrays, jax.tree.map(lambda x: jnp.take(x, order, 1) if x.ndim else x, mask), real[:, order]
 
 
 @pytest.mark.parametrize(('kernel', 'name'), RUNS)
 @pytest.mark.slow_cases('triton-zigzag, packed, softcap, sink')
 def test_a_ring_of_kernels_is_the_reference(kernel, name):
-    case = (RINGS | RINGS_BY_POSITION)[name]
+    case = (RINGS | RINGS_BY_POSITION | BIASED_RINGS)[name]
     arrays, (mask, real) = make(case), make_mask(case)
     if case.order == 'zigzag':
         arrays, mask, real = in_zigzag(arrays, mask, real)
@@ -225,17 +231,25 @@ def test_a_ring_of_kernels_is_the_reference(kernel, name):
     weights = np.random.default_rng(1).standard_normal(arrays['q'].shape)
 
     def value(attend, arrays, mask):
-        own = options._replace(sink_N=arrays.get('sink_N'))
+        own = options._replace(sink_N=arrays.get('sink_N'), bias_1NX=arrays.get('bias_1NX'))
         out = jnp.where(real[:, None, :, None], attend(arrays['q'], arrays['k'], arrays['v'], mask, own), 0)
         return (out * weights).sum(), out
 
     def both(attend):
         return jax.jit(jax.grad(functools.partial(value, attend), has_aux=True))(arrays, mask)
 
-    wanted = both(by_array)
+    def by_places(q, k, v, mask, options):
+        pairs = options.of_pairs(LENGTH)
+        if pairs.bias is not None and case.order == 'zigzag':
+            order = ring_attention.zigzag(LENGTH, 4)
+            pairs = pairs._replace(bias=pairs.bias[:, :, order][..., order])
+        return by_array(q, k, v, mask, pairs)
+
+    wanted = both(by_places)
     mesh = Mesh(data=2, context=4)
     with sharding.placed(sharding.make_mesh(mesh), mesh):
-        assert ring_kernels.pick(kernel, arrays['q'], arrays['k'], mask, options) == kernel
+        given = options._replace(bias_1NX=arrays.get('bias_1NX'))
+        assert ring_kernels.pick(kernel, *case.lengths, mask, given) == kernel
         found = jax.device_get(both(functools.partial(ring_kernels.ring, kernel, interpret=True)))
     assert_near(found[::-1], wanted[::-1])
 

@@ -1,5 +1,7 @@
 """A position bias by distance, as `mosaic` takes it, is the bias of all pairs, in whole models, with its gradients."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +12,7 @@ from tformer.config import Mesh
 from tformer.distributed import sharding
 from tformer.layers import kernel_choice, masks, mosaic
 from tformer.layers.dropout import DropoutRates
+from tformer.layers.parallel import ring_attention, ring_kernels
 
 T, S = 9, 7
 MODELS = {
@@ -44,7 +47,7 @@ def given(monkeypatch):
     return use
 
 
-def batch_of(family, packed, prefix):
+def batch_of(family, packed, prefix, T=T):
     """Rows of two texts, or of one and padding."""
     rng = np.random.default_rng(0)
 
@@ -70,7 +73,10 @@ def value_and_gradients(model, variables, batch, order):
     def program(variables):
         def loss(variables):
             out = jnp.where(real, model.apply(variables, batch, DropoutRates()), 0)
-            return (out * np.random.default_rng(1).standard_normal(out.shape)).sum(), out
+            weights = np.random.default_rng(1).standard_normal(out.shape)
+            if order == 'zigzag':
+                weights = weights[:, ring_attention.zigzag(out.shape[1], WAYS)]
+            return (out * weights).sum(), out
 
         with masks.ordered(order):
             return jax.grad(loss, has_aux=True)(variables)
@@ -118,6 +124,46 @@ def test_a_table_has_one_gradient_on_every_mesh(given, mesh):
     with sharding.placed(sharding.make_mesh(mesh), mesh):
         found = jax.device_get(value_and_gradients(model, variables, batch, 'behind'))
     assert_same(found, expected)
+
+
+WAYS = 4  # of a ring
+
+
+def in_a_ring(model, variables, batch):
+    """The output and gradients on a mesh that splits rows, those of a decoder in zigzag."""
+    mesh, balanced = Mesh(data=2, context=WAYS), model.cfg.family == 'decoder'
+    with sharding.placed(sharding.make_mesh(mesh), mesh):
+        batch, order = ring_attention.balance(batch) if balanced else (batch, 'behind')
+        grads, out = jax.device_get(value_and_gradients(model, variables, batch, order))
+    length = out.shape[1]
+    return grads, out[:, np.argsort(ring_attention.zigzag(length, WAYS))] if balanced else out
+
+
+@pytest.mark.parametrize('name', ['decoder, alibi', 'a table a layer', 'encoder, windows in some layers'])
+@pytest.mark.slow_cases('decoder, alibi', 'encoder, windows in some layers')
+def test_a_ring_takes_it_by_distance(given, monkeypatch, name):
+    family, fields = MODELS[name]
+    model, variables = make(family, max_len=1024, **fields)
+    batch = batch_of(family, packed=True, prefix=False, T=1024)
+    variables = jax.device_get(sharding.unboxed(variables))
+    expected = jax.device_get(value_and_gradients(model, variables, batch, 'behind'))
+    seen = given()
+    monkeypatch.setitem(ring_kernels.OF_KERNELS, 'reference', ('mosaic',))
+    ring, rings = functools.partial(ring_kernels.ring, interpret=True), []
+    monkeypatch.setattr(ring_kernels, 'ring', lambda *given: rings.append(given[-1].bias_1NX) or ring(*given))
+    assert_same(in_a_ring(model, variables, batch), expected)
+    assert rings and not seen and all(bias is not None for bias in rings)
+
+
+def test_a_short_ring_takes_the_bias_of_pairs(given, monkeypatch):
+    family, fields = MODELS['decoder, relative']
+    model, variables = make(family, **fields)
+    batch = batch_of(family, packed=True, prefix=False, T=16)
+    variables = jax.device_get(sharding.unboxed(variables))
+    expected = jax.device_get(value_and_gradients(model, variables, batch, 'behind'))
+    given()
+    monkeypatch.setitem(ring_kernels.OF_KERNELS, 'reference', ('mosaic',))
+    assert_same(in_a_ring(model, variables, batch), expected)
 
 
 def test_attention_that_is_looked_at_has_the_bias(given):

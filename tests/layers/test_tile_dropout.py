@@ -174,7 +174,7 @@ def test_a_ring_drops_what_is_drawn_for_each_pair_of_blocks(kernel):
 
     def ring(arrays, mask):
         options = ScoreOptions(0.25, dropout_rate=RATE, dropout_key=KEY)
-        assert ring_kernels.pick(ASKED[kernel], arrays['q'], arrays['k'], mask, options) == kernel
+        assert ring_kernels.pick(ASKED[kernel], arrays['q'].shape[2], arrays['k'].shape[2], mask, options) == kernel
         return ring_kernels.ring(kernel, arrays['q'], arrays['k'], arrays['v'], mask, options, interpret=True)
 
     wanted, mesh = both(functools.partial(by_hand, case, kept_BNTS, RATE)), Mesh(data=2, context=ways)

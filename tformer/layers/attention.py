@@ -60,16 +60,19 @@ class AttentionContext(flax.struct.PyTreeNode):
 
 
 def score_bias(
-    bias: nn.Module | None, cfg: ResolvedModel, mask: AttentionMask, *, cross: bool
+    bias: nn.Module | None, asks: nn.Module, cfg: ResolvedModel, mask: AttentionMask, *, cross: bool
 ) -> tuple[jax.Array | None, jax.Array | None]:
     """Returns (bias_BNTS, None), or (None, bias_1NX) for a kernel that takes it by distance, where the places of tokens
-    tell how far apart their positions are; None for both without a position bias."""
+    tell how far apart their positions are; None for both without a position bias. `asks` is the module that adds it."""
     if bias is None:
         return None, None
     queries_BT, keys_BS = mask.query_positions_BT, mask.key_positions_BS
     T, S = queries_BT.shape[1], keys_BS.shape[1]
-    told = mask.order in ('behind', 'front') and not cross and T > 1 and mask.visible_BTS is None
-    if told and kernel_choice.KERNELS[kernel_choice.pick(cfg, platform())].by_distance and ring_attention.ways() == 1:
+    name, told = kernel_choice.pick(cfg, platform()), mask.order is not None and mask.visible_BTS is None
+    by_distance = kernel_choice.KERNELS[name].by_distance and told and T > 1 and not cross
+    if by_distance and ring_attention.ways() > 1:
+        by_distance = ring_kernels.pick(name, T, S, mask, kernels.ScoreOptions(1.0)) is not None
+    if by_distance and not asks.is_mutable_collection('intermediates'):  # for which `mix` looks at all pairs
         return None, bias(jnp.arange(1 - S, T)[None], jnp.zeros((1, 1), jnp.int32))[..., 0]
     return bias(queries_BT, keys_BS), None
 
@@ -150,7 +153,7 @@ class Attention(nn.Module):
         if window is not None:
             mask = mask.replace(window=window, widths=widths(cfg))
         if self.bias is not None:
-            bias_BNTS, bias_1NX = score_bias(self.bias, cfg, context.mask, cross=self.cross)
+            bias_BNTS, bias_1NX = score_bias(self.bias, self, cfg, context.mask, cross=self.cross)
         training = self.has_rng('dropout') and dropout_rate is not None
         scale = choose(SCALES, cfg.attention_scale, 'model.attention_scale')
         options = kernels.ScoreOptions(
@@ -166,14 +169,14 @@ class Attention(nn.Module):
             probs_BKGTS = kernels.probabilities(q_BNTH, k_BKSH, mask.array(), options)
             self.sow('alignments', 'weights_BTS', probs_BKGTS.mean((1, 2)))
         if self.is_mutable_collection('intermediates'):  # `reference` in steps: evaluation.activations comes between
-            mask_BTS, options = mask.array(), options.of_pairs(q_BNTH.shape[2])
+            mask_BTS = mask.array()
             probs_BKGTS = self.probabilities(kernels.probabilities(q_BNTH, k_BKSH, mask_BTS, options))
             out_BNTU = kernels.seen(kernels.attend(options.drop(probs_BKGTS), v_BKSU), mask_BTS)
         else:
             name = kernel_choice.pick(cfg, platform())
             kernel = kernel_choice.KERNELS[name].function
             if ring_attention.ways() > 1 and q_BNTH.shape[2] > 1 and mask.visible_BTS is None:
-                pair = ring_kernels.pick(name, q_BNTH, k_BKSH, mask, options)
+                pair = ring_kernels.pick(name, q_BNTH.shape[2], k_BKSH.shape[2], mask, options)
                 plain = kernel_choice.on_arrays(ring_attention.ring)
                 kernel = functools.partial(ring_kernels.ring, pair) if pair else plain
             out_BNTU = kernel(q_BNTH, k_BKSH, v_BKSU, mask, options)

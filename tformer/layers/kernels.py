@@ -72,16 +72,18 @@ class Meeting(NamedTuple):
     mask: AttentionMask
     offset: jax.Array  # the place of the first query less that of the first key
     drawn_BN3: jax.Array | None  # of `tile_dropout`
+    bias_BNX: jax.Array | None = None  # by distance, from that of the first query and the last key on
 
 
 class Pair(NamedTuple):
     """A kernel of one block of queries with one of keys."""
 
     forward: Callable[..., Any]  # -> (outputs, log-sum-exps of the scores)
-    backward: Callable[..., Any]  # from both of all keys -> gradients of queries, keys and values
+    backward: Callable[..., Any]  # from both of all keys -> gradients of queries, keys, values, and bias or None
     multiple: int  # of the lengths of blocks
     any_order: bool = False  # it reads the positions
     drops: bool = False  # it serves dropout
+    biased: bool = False  # it takes a bias by distance
 
 
 # ------------------------------------------------------------------------------------------------ shared parts

@@ -184,7 +184,7 @@ def pair_backward(
             return found[3:6]
 
         with jax.named_scope(f'pairs_{q_BNTH.shape[2] * k_BKSH.shape[2]}'):
-            return jax.vmap(one)(q_BNTH, k_BKSH, v_BKSU, segments, out_BNTU, lse_BNT, dout_BNTU)
+            return *jax.vmap(one)(q_BNTH, k_BKSH, v_BKSU, segments, out_BNTU, lse_BNT, dout_BNTU), None
 
     return meeting.mask.by_width(attend)
 

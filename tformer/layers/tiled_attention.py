@@ -236,7 +236,11 @@ def make_pair(backend: Backend) -> Pair:
 
     def read(meeting: Meeting, q_BNTH: jax.Array, k_BKSH: jax.Array, options: ScoreOptions, interpret: bool) -> Any:
         tiles = _tiles(backend, q_BNTH, k_BKSH, options, meeting.mask, interpret)
-        return tiles, make_tokens(meeting.mask, q_BNTH, k_BKSH, tiles.block, meeting.drawn_BN3)
+        tokens = make_tokens(meeting.mask, q_BNTH, k_BKSH, tiles.block, meeting.drawn_BN3)
+        if meeting.bias_BNX is not None:
+            T, S = q_BNTH.shape[2], k_BKSH.shape[2]
+            tokens = tokens._replace(bias_BNM1X=tiled_bias(meeting.bias_BNX, T, T, S, tiles.block))
+        return tiles, tokens
 
     def forward(
         q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSU: jax.Array, meeting: Meeting,
@@ -249,13 +253,14 @@ def make_pair(backend: Backend) -> Pair:
     def backward(
         q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSU: jax.Array, meeting: Meeting,
         options: ScoreOptions, interpret: bool, out_BNTU: jax.Array, lse_BNT: jax.Array, dout_BNTU: jax.Array,
-    ) -> list[jax.Array]:  # fmt: skip
+    ) -> list[Any]:  # fmt: skip
         tiles, tokens = read(meeting, q_BNTH, k_BKSH, options, interpret)
         q, k, v, dout = _wide(backend, q_BNTH, k_BKSH, v_BKSU, dout_BNTU)
-        *found, _ = backend.backward(tiles, q, k, v, tokens, _finite(lse_BNT), _delta(out_BNTU, dout_BNTU), dout)
-        return [g[..., : x.shape[3]] for g, x in zip(found, (q_BNTH, k_BKSH, v_BKSU), strict=True)]
+        *found, dbias = backend.backward(tiles, q, k, v, tokens, _finite(lse_BNT), _delta(out_BNTU, dout_BNTU), dout)
+        grads = [g[..., : x.shape[3]] for g, x in zip(found, (q_BNTH, k_BKSH, v_BKSU), strict=True)]
+        return [*grads, None if dbias is None else dbias.reshape(*dbias.shape[:2], -1)[..., 1:]]  # as `tiled_bias` pads
 
-    return Pair(forward, backward, backend.multiple, any_order=True, drops=True)
+    return Pair(forward, backward, backend.multiple, any_order=True, drops=True, biased=backend.biased)
 
 
 # ------------------------------------------------------------------------------------------------ in a tile

@@ -100,7 +100,7 @@ class Tower(AnyTower):
         mask = AttentionMask(
             query_BT, key_BS, *segments, prefix_BS, visible_BTS=visible_BTS, causal=causal, order=order
         )
-        bias_BNTS, bias_1NX = score_bias(bias, self.cfg, mask, cross=cross)
+        bias_BNTS, bias_1NX = score_bias(bias, self, self.cfg, mask, cross=cross)
         return AttentionContext(
             mask,
             bias_BNTS=bias_BNTS,

@@ -23,6 +23,9 @@ PAIRS = {'flash': splash.PAIR, 'mosaic': mosaic.PAIR, 'triton': triton.PAIR}
 OF_KERNELS = {'flash': ('flash', 'mosaic'), 'mosaic': ('mosaic',), 'cudnn': ('triton',), 'triton': ('triton',)}
 
 
+ByHead = tuple[jax.Array | None, jax.Array | None]  # of `tile_dropout`, and the bias by distance, or None
+
+
 class Plan(NamedTuple):
     """What is static of a ring."""
 
@@ -31,15 +34,17 @@ class Plan(NamedTuple):
     interpret: bool = False
 
 
-def pick(kernel: str, q_BNTH: jax.Array, k_BKSH: jax.Array, mask: AttentionMask, options: ScoreOptions) -> str | None:
-    """Returns the key of `PAIRS` by which `ring` computes this attention in a kernel's place; None if there is none."""
+def pick(kernel: str, T: int, S: int, mask: AttentionMask, options: ScoreOptions) -> str | None:
+    """Returns the key of `PAIRS` by which `ring` computes attention of T queries and S keys in a kernel's place; None
+    if there is none."""
 
     def serves(pair: Pair) -> bool:
-        whole = all(length % (HALVES * ways() * pair.multiple) == 0 for length in (q_BNTH.shape[2], k_BKSH.shape[2]))
+        whole = all(length % (HALVES * ways() * pair.multiple) == 0 for length in (T, S))
         known = pair.any_order or (mask.static and (mask.prefix_BS is None or not mask.causal))
-        return whole and known and (pair.drops or options.dropout_key is None)
+        drops, biased = options.dropout_key is not None, options.bias_1NX is not None
+        return whole and known and pair.drops >= drops and pair.biased >= biased
 
-    names = OF_KERNELS.get(kernel, ()) if options.bias is None and options.bias_1NX is None else ()
+    names = OF_KERNELS.get(kernel, ()) if options.bias is None else ()
     return next((name for name in names if serves(PAIRS[name])), None)
 
 
@@ -58,8 +63,11 @@ def ring(
     sink_N, plan = options.sink_N, Plan(pair, ScoreOptions(1.0, softcap=options.softcap), interpret)
     rows = len(q_BNTH)
     drawn_BN3 = tile_dropout.draw(options.dropout_rate, options.dropout_key, *q_BNTH.shape[:2])
+    bias_BNX = options.bias_1NX
+    if bias_BNX is not None:
+        bias_BNX = jnp.broadcast_to(bias_BNX, (rows, *bias_BNX.shape[1:]))
     arrays = jax.tree.map(lambda x: jnp.broadcast_to(x, (rows, x.shape[1])) if x.ndim else x, mask)
-    out_BNTU = attention(plan, q_BNTH * options.scale, k_BKSH, v_BKSU, arrays, sink_N, drawn_BN3)
+    out_BNTU = attention(plan, q_BNTH * options.scale, k_BKSH, v_BKSU, arrays, sink_N, (drawn_BN3, bias_BNX))
     sees_BT = mask.sees() if mask.static else mask.query_positions_BT >= 0
     return jnp.where(sees_BT[:, None, :, None], out_BNTU, 0).astype(v_BKSU.dtype)
 
@@ -67,31 +75,32 @@ def ring(
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def attention(
     plan: Plan, q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSU: jax.Array, mask: AttentionMask,
-    sink_N: jax.Array | None, drawn_BN3: jax.Array | None,
+    sink_N: jax.Array | None, heads: ByHead,
 ) -> jax.Array:  # fmt: skip
     """Returns out_BNTU of scaled queries."""
-    return _forward(plan, q_BNTH, k_BKSH, v_BKSU, mask, sink_N, drawn_BN3)[0]
+    return _forward(plan, q_BNTH, k_BKSH, v_BKSU, mask, sink_N, heads)[0]
 
 
 def _forward(
     plan: Plan, q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSU: jax.Array, mask: AttentionMask,
-    sink_N: jax.Array | None, drawn_BN3: jax.Array | None,
+    sink_N: jax.Array | None, heads: ByHead,
 ) -> tuple[jax.Array, Any]:  # fmt: skip
     spec, *seen = _specs(q_BNTH, mask)
     run = _on_each(functools.partial(_attend, plan), (spec, spec, spec, *seen), (spec, spec))
-    out_BNTU, lse_BNT = run(q_BNTH, k_BKSH, v_BKSU, mask, drawn_BN3)
+    out_BNTU, lse_BNT = run(q_BNTH, k_BKSH, v_BKSU, mask, heads)
     out_BNTU, lse_BNT = with_sink(out_BNTU, lse_BNT, sink_N)
     out_BNTU = out_BNTU.astype(v_BKSU.dtype)
-    return out_BNTU, (q_BNTH, k_BKSH, v_BKSU, mask, sink_N, drawn_BN3, out_BNTU, lse_BNT)
+    return out_BNTU, (q_BNTH, k_BKSH, v_BKSU, mask, sink_N, heads, out_BNTU, lse_BNT)
 
 
 def _backward(plan: Plan, kept: Any, dout_BNTU: jax.Array) -> tuple[Any, ...]:
-    q_BNTH, k_BKSH, v_BKSU, mask, sink_N, drawn_BN3, out_BNTU, lse_BNT = kept
-    spec, *seen = _specs(q_BNTH, mask)
-    run = _on_each(functools.partial(_differentiate, plan), (*[spec] * 3, *seen, *[spec] * 3), (spec, spec, spec))
-    grads = run(q_BNTH, k_BKSH, v_BKSU, mask, drawn_BN3, out_BNTU, lse_BNT, dout_BNTU)
+    q_BNTH, k_BKSH, v_BKSU, mask, sink_N, heads, out_BNTU, lse_BNT = kept
+    spec, seen, by_head = _specs(q_BNTH, mask)
+    specs = *[spec] * 3, seen, by_head, *[spec] * 3
+    run = _on_each(functools.partial(_differentiate, plan), specs, (spec, spec, spec, by_head))
+    *grads, dbias_BNX = run(q_BNTH, k_BKSH, v_BKSU, mask, heads, out_BNTU, lse_BNT, dout_BNTU)
     delta_BNT = jnp.sum(dout_BNTU.astype(jnp.float32) * out_BNTU.astype(jnp.float32), -1)
-    return (*grads, None, sink_gradient(lse_BNT, delta_BNT, sink_N), None)
+    return (*grads, None, sink_gradient(lse_BNT, delta_BNT, sink_N), (None, dbias_BNX))
 
 
 attention.defvjp(_forward, _backward)
@@ -109,10 +118,10 @@ def _on_each(function: Any, in_specs: Any, out_specs: Any) -> Any:
 
 
 # --------------------------------------------------------------------------------------------- on each device
-def _meetings(q_BNTH: jax.Array, keys: Any, mask: AttentionMask, drawn_BN3: jax.Array | None, turn: jax.Array) -> Any:
+def _meetings(q_BNTH: jax.Array, keys: Any, mask: AttentionMask, heads: ByHead, turn: jax.Array) -> Any:
     """Yields (a, b, whether a query may see a key, the `Meeting`) of the queries' half a with half b of the keys that
     are here at `turn`."""
-    k_BKSH, _, key_arrays = keys
+    (k_BKSH, _, key_arrays), (drawn_BN3, bias_BNX) = keys, heads
     count, index = ways(), jax.lax.axis_index(AXIS)
     T, S = q_BNTH.shape[2] // HALVES, k_BKSH.shape[2] // HALVES
     order = zigzag(HALVES * count, count) if mask.order == 'zigzag' else np.arange(HALVES * count)
@@ -139,7 +148,16 @@ def _meetings(q_BNTH: jax.Array, keys: Any, mask: AttentionMask, drawn_BN3: jax.
                 key_segments_BS=key_halves[1],
                 prefix_BS=key_halves[2],
             )
-            yield a, b, busy, Meeting(part, offset, tile_dropout.of_block(drawn_BN3, own * len(order) + other))
+            drawn = tile_dropout.of_block(drawn_BN3, own * len(order) + other)
+            bias = None
+            if bias_BNX is not None:
+                bias = jax.lax.dynamic_slice_in_dim(bias_BNX, _first(offset, S), T + S - 1, axis=2)
+            yield a, b, busy, Meeting(part, offset, drawn, bias)
+
+
+def _first(offset: jax.Array, S: int) -> jax.Array:
+    """Returns where in the bias of the ring that of one block of queries and one of S keys begins."""
+    return offset + (HALVES * ways() - 1) * S
 
 
 def _keys(k_BKSH: jax.Array, v_BKSU: jax.Array, mask: AttentionMask) -> Any:
@@ -153,7 +171,7 @@ def _attend(
     k_BKSH: jax.Array,
     v_BKSU: jax.Array,
     mask: AttentionMask,
-    drawn_BN3: jax.Array | None,
+    heads: ByHead,
 ) -> tuple[jax.Array, jax.Array]:
     """Returns (out_BNTU, float32, the log-sum-exp of the scores lse_BNT) of this device's queries."""
     pair, shape = PAIRS[plan.pair], q_BNTH.shape[:3]
@@ -161,7 +179,7 @@ def _attend(
     def turn(carry: Any, number: jax.Array) -> tuple[Any, None]:
         keys, halves = carry
         halves = list(halves)
-        for a, b, busy, meeting in _meetings(q_BNTH, keys, mask, drawn_BN3, number):
+        for a, b, busy, meeting in _meetings(q_BNTH, keys, mask, heads, number):
 
             def add(sums: Any, a: int = a, b: int = b, meeting: Meeting = meeting) -> Any:
                 out, lse = sums
@@ -187,34 +205,44 @@ def _differentiate(
     k_BKSH: jax.Array,
     v_BKSU: jax.Array,
     mask: AttentionMask,
-    drawn_BN3: jax.Array | None,
+    heads: ByHead,
     out_BNTU: jax.Array,
     lse_BNT: jax.Array,
     dout_BNTU: jax.Array,
-) -> tuple[jax.Array, ...]:
-    """Returns the gradients of this device's queries, keys and values."""
+) -> tuple[Any, ...]:
+    """Returns the gradients of this device's queries, keys and values, and of the bias by all queries."""
     pair = PAIRS[plan.pair]
 
     def turn(carry: Any, number: jax.Array) -> tuple[Any, None]:
-        keys, dkeys, dqueries = carry
+        keys, dkeys, dqueries, dbias = carry
         dkeys, dqueries = list(dkeys), list(dqueries)
-        for a, b, busy, meeting in _meetings(q_BNTH, keys, mask, drawn_BN3, number):
+        for a, b, busy, meeting in _meetings(q_BNTH, keys, mask, heads, number):
 
             def add(sums: Any, a: int = a, b: int = b, meeting: Meeting = meeting) -> Any:
                 q, k, v = half(q_BNTH, a, 2), half(keys[0], b, 2), half(keys[1], b, 2)
                 kept = tuple(half(x, a, 2) for x in (out_BNTU, lse_BNT, dout_BNTU))
-                more = pair.backward(q, k, v, meeting, plan.options, plan.interpret, *kept)
-                return tuple(x + g.astype(jnp.float32) for x, g in zip(sums, more, strict=True))
+                *more, by_distance = pair.backward(q, k, v, meeting, plan.options, plan.interpret, *kept)
+                *sums, total = sums
+                if total is not None:
+                    first = _first(meeting.offset, k.shape[2])
+                    part = jax.lax.dynamic_slice_in_dim(total, first, by_distance.shape[2], axis=2)
+                    total = jax.lax.dynamic_update_slice_in_dim(total, part + by_distance, first, axis=2)
+                return *(x + g.astype(jnp.float32) for x, g in zip(sums, more, strict=True)), total
 
-            dqueries[a], *dkeys[b] = jax.lax.cond(busy, add, lambda sums: sums, (dqueries[a], *dkeys[b]))
+            sums = dqueries[a], *dkeys[b], dbias
+            dqueries[a], *dkeys[b], dbias = jax.lax.cond(busy, add, lambda sums: sums, sums)
         dkeys = tuple(map(tuple, dkeys))
-        return (*pass_on((keys, dkeys)), tuple(dqueries)), None
+        return (*pass_on((keys, dkeys)), tuple(dqueries), dbias), None
 
     wide = [jnp.zeros(x.shape, jnp.float32) for x in (q_BNTH, k_BKSH, v_BKSU)]
     dq, dk, dv = ([half(x, a, 2) for a in range(HALVES)] for x in wide)
-    start = _keys(k_BKSH, v_BKSU, mask), tuple(zip(dk, dv, strict=True)), tuple(dq)
-    (_, dkeys, dqueries), _ = jax.lax.scan(turn, start, jnp.arange(ways()))
-    found = dqueries, *zip(*dkeys, strict=True)
-    return tuple(
-        jnp.concatenate(parts, axis=2).astype(x.dtype) for parts, x in zip(found, (q_BNTH, k_BKSH, v_BKSU), strict=True)
+    start = (
+        _keys(k_BKSH, v_BKSU, mask),
+        tuple(zip(dk, dv, strict=True)),
+        tuple(dq),
+        jax.tree.map(jnp.zeros_like, heads[1]),
     )
+    (_, dkeys, dqueries, dbias), _ = jax.lax.scan(turn, start, jnp.arange(ways()))
+    found = zip((dqueries, *zip(*dkeys, strict=True)), (q_BNTH, k_BKSH, v_BKSU), strict=True)
+    grads = (jnp.concatenate(parts, axis=2).astype(x.dtype) for parts, x in found)
+    return *grads, jax.tree.map(lambda x: jax.lax.psum(x, AXIS), dbias)
