@@ -72,7 +72,7 @@ class Meeting(NamedTuple):
     mask: AttentionMask
     offset: jax.Array  # the place of the first query less that of the first key
     drawn_BN3: jax.Array | None  # of `tile_dropout`
-    bias_BNX: jax.Array | None = None  # by distance, from that of the first query and the last key on
+    bias_NX: jax.Array | None = None  # by distance, from that of the first query and the last key on
 
 
 class Pair(NamedTuple):

@@ -67,7 +67,7 @@ def backward(
         (shape((B, N, S, H), dtype), shape((B, N, S, U), dtype)), ((block, H), (block, U)),
     )  # fmt: skip
     dk_BKSH, dv_BKSU = (tiled_attention.summed(x, K) for x in dkeys)
-    return dq_BNTH, dk_BKSH, dv_BKSU, dbias_BNM1X
+    return dq_BNTH, dk_BKSH, dv_BKSU, None if dbias_BNM1X is None else dbias_BNM1X.sum(0)
 
 
 def _call(
@@ -110,21 +110,21 @@ def _call(
         """Of the blocks that hold the distances of two tiles, the last and those before it."""
 
         def index(b: Any, n: Any, *place: Any) -> tuple[Any, ...]:
-            return b, n, number('queries', b, *place) - number('keys', b, *place) + S // block + after, 0, 0
+            return n, number('queries', b, *place) - number('keys', b, *place) + S // block + after, 0, 0
 
-        return pl.BlockSpec((None, None, None, 1, block), index)
+        return pl.BlockSpec((None, None, 1, block), index)
 
     by_head = pl.BlockSpec((None, 1, 3), lambda b, n, *place: (b * N + n, 0, 0), memory_space=tpu.SMEM)
     drawn = None if tokens.drawn_BN3 is None else tokens.drawn_BN3.reshape(B * N, 1, 3)
     in_specs: list[Any] = [spec(x, own) for x, own in zip(inputs, ('queries', 'keys', 'keys'), strict=True)]
     in_specs += [token_spec('queries'), token_spec('keys'), None if drawn is None else by_head]
-    bias = tokens.bias_BNM1X
+    bias = tokens.bias_NM
     in_specs += [None if bias is None else (bias_spec(-1), bias_spec(0)), *(spec(x, 'queries') for x in kept)]
     out_specs = [spec(x, by) for x in outs]
     summed = bias is not None and kernel is mosaic_tiles.backward_queries
     if bias is not None and summed:
-        outs = *outs, jax.ShapeDtypeStruct(bias.shape, jnp.float32)
-        out_specs += [pl.BlockSpec((None, None, *bias.shape[2:]), lambda b, n, *place: (b, n, 0, 0, 0))]
+        outs = *outs, jax.ShapeDtypeStruct((B, *bias.shape), jnp.float32)
+        out_specs += [pl.BlockSpec((None, None, *bias.shape[1:]), lambda b, n, *place: (b, n, 0, 0, 0))]
     call = pl.pallas_call(
         functools.partial(kernel, tiles),
         grid_spec=tpu.PrefetchScalarGridSpec(
@@ -157,5 +157,5 @@ PHASES: dict[Any, str] = {
     mosaic_tiles.backward_queries: 'dq',
     mosaic_tiles.backward_keys: 'dkv',
 }
-BACKEND = Backend('mosaic', forward, backward, block, lambda size: size, LANES, biased=True)
+BACKEND = Backend('mosaic', forward, backward, block, lambda size: size, LANES)
 PAIR = tiled_attention.make_pair(BACKEND)

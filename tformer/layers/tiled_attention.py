@@ -24,7 +24,6 @@ from tformer.layers.kernels import (
     is_step,
     pad,
     plain,
-    refuse,
     sink_gradient,
     with_sink,
 )
@@ -55,7 +54,7 @@ class Tokens(NamedTuple):
     first_BI: jax.Array  # of tiles in order, the first tile of keys that a tile of queries sees, its window apart
     end_BJ: jax.Array  # and the tile of queries after the last that sees a tile of keys
     drawn_BN3: jax.Array | None = None  # of `tile_dropout`, where weights are dropped
-    bias_BNM1X: jax.Array | None = None  # of `tiled_bias`, where there is one
+    bias_NM: jax.Array | None = None  # of `tiled_bias`, as the backend reads it, where there is one
 
 
 class Backend(NamedTuple):
@@ -71,6 +70,7 @@ class Backend(NamedTuple):
       block: the queries and keys of a tile, by the numbers of both.
       width: the size of a head in the kernel.
       multiple: lengths that are a multiple are whole tiles.
+      spread: what the kernels read of a bias, from `tiled_bias`.
     """
 
     name: str
@@ -79,7 +79,7 @@ class Backend(NamedTuple):
     block: Callable[[int, int], int]
     width: Callable[[int], int]
     multiple: int
-    biased: bool = False  # it takes a bias by distance
+    spread: Callable[[jax.Array], jax.Array] = lambda bias_NM1X: bias_NM1X
 
 
 def attend(
@@ -96,35 +96,32 @@ def attend(
     A step of decoding goes elsewhere: here it would be a tile of padding, and the cache's keys be copied. So does a
     bias of pairs whose distance the places do not tell.
     """
-    refuse(backend.name, options, *(() if backend.biased else ('bias', 'bias_1NX')))
     if is_step(q_BNTH, mask) or options.bias is not None:
         return plain(q_BNTH, k_BKSH, v_BKSU, mask, options)
 
     def own(q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSU: jax.Array, mask: AttentionMask, heads: Any) -> jax.Array:
-        sink_N, drawn_BN3, bias_BNX = heads
+        sink_N, drawn_BN3, bias_NX = heads
         T, U = q_BNTH.shape[2], v_BKSU.shape[3]
         q, k, v = (pad(x, 2, backend.multiple) for x in (q_BNTH * options.scale, k_BKSH, v_BKSU))
         tiles = _tiles(backend, q, k, options, mask, interpret)
         tiles = tiles._replace(in_order=mask.order in ('behind', 'front') and mask.causal and not tiles.prefix)
         read = make_tokens(mask, q, k, tiles.block, drawn_BN3)
-        if bias_BNX is not None:
-            read = read._replace(bias_BNM1X=tiled_bias(bias_BNX, T, q.shape[2], k.shape[2], tiles.block))
+        if bias_NX is not None:
+            bias_NM1X = tiled_bias(bias_NX, T, q.shape[2], k.shape[2], tiles.block)
+            read = read._replace(bias_NM=backend.spread(bias_NM1X))
         return attention(backend, tiles, *_wide(backend, q, k, v), read, sink_N)[:, :, :T, :U]
 
     drawn_BN3 = tile_dropout.draw(options.dropout_rate, options.dropout_key, *q_BNTH.shape[:2])
-    bias_BNX = options.bias_1NX
-    if bias_BNX is not None:
-        bias_BNX = jnp.broadcast_to(bias_BNX, (len(q_BNTH), *bias_BNX.shape[1:]))
-    return on_each_device(own, q_BNTH, k_BKSH, v_BKSU, mask, (options.sink_N, drawn_BN3, bias_BNX))
+    bias_NX = None if options.bias_1NX is None else options.bias_1NX[0]
+    return on_each_device(own, q_BNTH, k_BKSH, v_BKSU, mask, (options.sink_N, drawn_BN3, bias_NX))
 
 
-def tiled_bias(bias_BNX: jax.Array, T: int, queries: int, keys: int, block: int) -> jax.Array:
-    """Returns the bias by distance of padded queries and keys, in blocks, bias_BNM1X: block m holds the distances from
+def tiled_bias(bias_NX: jax.Array, T: int, queries: int, keys: int, block: int) -> jax.Array:
+    """Returns the bias by distance of padded queries and keys, in blocks, bias_NM1X: block m holds the distances from
     m X - keys on, of which a tile of queries and one of keys have two blocks."""
-    B, N, distances = bias_BNX.shape
-    S = distances - T + 1
-    wide = jnp.pad(bias_BNX, ((0, 0), (0, 0), (keys - S + 1, queries - T)))
-    return wide.reshape(B, N, -1, 1, block)
+    S = bias_NX.shape[1] - T + 1
+    wide = jnp.pad(bias_NX, ((0, 0), (keys - S + 1, queries - T)))
+    return wide.reshape(len(bias_NX), -1, 1, block)
 
 
 def _tiles(
@@ -199,7 +196,7 @@ def _attention_backward(backend: Backend, tiles: Tiles, kept: Any, dout_BNTU: ja
     delta_BNT = _delta(out_BNTU, dout_BNTU)
     *grads, dbias = backend.backward(tiles, q_BNTH, k_BKSH, v_BKSU, tokens, _finite(lse_BNT), delta_BNT, dout_BNTU)
     dsink_N = sink_gradient(lse_BNT, delta_BNT, sink_N)
-    dtokens = None if dbias is None else jax.tree.map(lambda _: None, tokens)._replace(bias_BNM1X=dbias)
+    dtokens = None if dbias is None else jax.tree.map(lambda _: None, tokens)._replace(bias_NM=dbias)
     return (*(g.astype(x.dtype) for g, x in zip(grads, (q_BNTH, k_BKSH, v_BKSU), strict=True)), dtokens, dsink_N)
 
 
@@ -234,13 +231,15 @@ def counted(tiles: Tiles, T: int, S: int, phase: str) -> Iterator[None]:
 def make_pair(backend: Backend) -> Pair:
     """Returns the kernels of one block of queries and one of keys, parts of a ring."""
 
+    def spread(bias_NX: jax.Array, tiles: Tiles) -> jax.Array:
+        """Whole tiles, of as many queries as keys."""
+        T = (bias_NX.shape[1] + 1) // 2
+        return backend.spread(tiled_bias(bias_NX, T, T, T, tiles.block))
+
     def read(meeting: Meeting, q_BNTH: jax.Array, k_BKSH: jax.Array, options: ScoreOptions, interpret: bool) -> Any:
         tiles = _tiles(backend, q_BNTH, k_BKSH, options, meeting.mask, interpret)
         tokens = make_tokens(meeting.mask, q_BNTH, k_BKSH, tiles.block, meeting.drawn_BN3)
-        if meeting.bias_BNX is not None:
-            T, S = q_BNTH.shape[2], k_BKSH.shape[2]
-            tokens = tokens._replace(bias_BNM1X=tiled_bias(meeting.bias_BNX, T, T, S, tiles.block))
-        return tiles, tokens
+        return tiles, tokens if meeting.bias_NX is None else tokens._replace(bias_NM=spread(meeting.bias_NX, tiles))
 
     def forward(
         q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSU: jax.Array, meeting: Meeting,
@@ -258,9 +257,11 @@ def make_pair(backend: Backend) -> Pair:
         q, k, v, dout = _wide(backend, q_BNTH, k_BKSH, v_BKSU, dout_BNTU)
         *found, dbias = backend.backward(tiles, q, k, v, tokens, _finite(lse_BNT), _delta(out_BNTU, dout_BNTU), dout)
         grads = [g[..., : x.shape[3]] for g, x in zip(found, (q_BNTH, k_BKSH, v_BKSU), strict=True)]
-        return [*grads, None if dbias is None else dbias.reshape(*dbias.shape[:2], -1)[..., 1:]]  # as `tiled_bias` pads
+        if dbias is not None:
+            (dbias,) = jax.linear_transpose(functools.partial(spread, tiles=tiles), meeting.bias_NX)(dbias)
+        return [*grads, dbias]
 
-    return Pair(forward, backward, backend.multiple, any_order=True, drops=True, biased=backend.biased)
+    return Pair(forward, backward, backend.multiple, any_order=True, drops=True, biased=True)
 
 
 # ------------------------------------------------------------------------------------------------ in a tile

@@ -63,11 +63,8 @@ def ring(
     sink_N, plan = options.sink_N, Plan(pair, ScoreOptions(1.0, softcap=options.softcap), interpret)
     rows = len(q_BNTH)
     drawn_BN3 = tile_dropout.draw(options.dropout_rate, options.dropout_key, *q_BNTH.shape[:2])
-    bias_BNX = options.bias_1NX
-    if bias_BNX is not None:
-        bias_BNX = jnp.broadcast_to(bias_BNX, (rows, *bias_BNX.shape[1:]))
     arrays = jax.tree.map(lambda x: jnp.broadcast_to(x, (rows, x.shape[1])) if x.ndim else x, mask)
-    out_BNTU = attention(plan, q_BNTH * options.scale, k_BKSH, v_BKSU, arrays, sink_N, (drawn_BN3, bias_BNX))
+    out_BNTU = attention(plan, q_BNTH * options.scale, k_BKSH, v_BKSU, arrays, sink_N, (drawn_BN3, options.bias_1NX))
     sees_BT = mask.sees() if mask.static else mask.query_positions_BT >= 0
     return jnp.where(sees_BT[:, None, :, None], out_BNTU, 0).astype(v_BKSU.dtype)
 
@@ -85,7 +82,7 @@ def _forward(
     plan: Plan, q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSU: jax.Array, mask: AttentionMask,
     sink_N: jax.Array | None, heads: ByHead,
 ) -> tuple[jax.Array, Any]:  # fmt: skip
-    spec, *seen = _specs(q_BNTH, mask)
+    spec, *seen, _ = _specs(q_BNTH, mask)
     run = _on_each(functools.partial(_attend, plan), (spec, spec, spec, *seen), (spec, spec))
     out_BNTU, lse_BNT = run(q_BNTH, k_BKSH, v_BKSU, mask, heads)
     out_BNTU, lse_BNT = with_sink(out_BNTU, lse_BNT, sink_N)
@@ -95,21 +92,28 @@ def _forward(
 
 def _backward(plan: Plan, kept: Any, dout_BNTU: jax.Array) -> tuple[Any, ...]:
     q_BNTH, k_BKSH, v_BKSU, mask, sink_N, heads, out_BNTU, lse_BNT = kept
-    spec, seen, by_head = _specs(q_BNTH, mask)
-    specs = *[spec] * 3, seen, by_head, *[spec] * 3
-    run = _on_each(functools.partial(_differentiate, plan), specs, (spec, spec, spec, by_head))
-    *grads, dbias_BNX = run(q_BNTH, k_BKSH, v_BKSU, mask, heads, out_BNTU, lse_BNT, dout_BNTU)
+    spec, *seen, each = _specs(q_BNTH, mask)
+    specs = *[spec] * 3, *seen, *[spec] * 3
+    run = _on_each(functools.partial(_differentiate, plan), specs, (spec, spec, spec, each))
+    *grads, dbias = run(q_BNTH, k_BKSH, v_BKSU, mask, heads, out_BNTU, lse_BNT, dout_BNTU)
     delta_BNT = jnp.sum(dout_BNTU.astype(jnp.float32) * out_BNTU.astype(jnp.float32), -1)
-    return (*grads, None, sink_gradient(lse_BNT, delta_BNT, sink_N), (None, dbias_BNX))
+    return (
+        *grads,
+        None,
+        sink_gradient(lse_BNT, delta_BNT, sink_N),
+        (None, None if dbias is None else dbias.sum(0, keepdims=True)),
+    )
 
 
 attention.defvjp(_forward, _backward)
 
 
-def _specs(q_BNTH: jax.Array, mask: AttentionMask) -> tuple[P, Any, P]:
-    """Returns the specs of arrays [B, N, T, ...], of a mask's arrays, and of arrays [B, N, ...]."""
+def _specs(q_BNTH: jax.Array, mask: AttentionMask) -> tuple[P, Any, Any, P]:
+    """Returns the specs of arrays [B, N, T, ...], of a mask's arrays, of `ByHead`, and of what is [1, N, ...] on each
+    device."""
     rows, heads = each_device.split('batch', len(q_BNTH)), each_device.split('act_heads', q_BNTH.shape[1])
-    return P(rows, heads, AXIS), jax.tree.map(lambda x: P(rows, AXIS) if x.ndim else P(), mask), P(rows, heads)
+    masks = jax.tree.map(lambda x: P(rows, AXIS) if x.ndim else P(), mask)
+    return P(rows, heads, AXIS), masks, (P(rows, heads), P(None, heads)), P((*(rows or ()), AXIS), heads)
 
 
 def _on_each(function: Any, in_specs: Any, out_specs: Any) -> Any:
@@ -121,7 +125,7 @@ def _on_each(function: Any, in_specs: Any, out_specs: Any) -> Any:
 def _meetings(q_BNTH: jax.Array, keys: Any, mask: AttentionMask, heads: ByHead, turn: jax.Array) -> Any:
     """Yields (a, b, whether a query may see a key, the `Meeting`) of the queries' half a with half b of the keys that
     are here at `turn`."""
-    (k_BKSH, _, key_arrays), (drawn_BN3, bias_BNX) = keys, heads
+    (k_BKSH, _, key_arrays), (drawn_BN3, bias_1NX) = keys, heads
     count, index = ways(), jax.lax.axis_index(AXIS)
     T, S = q_BNTH.shape[2] // HALVES, k_BKSH.shape[2] // HALVES
     order = zigzag(HALVES * count, count) if mask.order == 'zigzag' else np.arange(HALVES * count)
@@ -150,8 +154,8 @@ def _meetings(q_BNTH: jax.Array, keys: Any, mask: AttentionMask, heads: ByHead, 
             )
             drawn = tile_dropout.of_block(drawn_BN3, own * len(order) + other)
             bias = None
-            if bias_BNX is not None:
-                bias = jax.lax.dynamic_slice_in_dim(bias_BNX, _first(offset, S), T + S - 1, axis=2)
+            if bias_1NX is not None:
+                bias = jax.lax.dynamic_slice_in_dim(bias_1NX[0], _first(offset, S), T + S - 1, axis=1)
             yield a, b, busy, Meeting(part, offset, drawn, bias)
 
 
@@ -210,7 +214,7 @@ def _differentiate(
     lse_BNT: jax.Array,
     dout_BNTU: jax.Array,
 ) -> tuple[Any, ...]:
-    """Returns the gradients of this device's queries, keys and values, and of the bias by all queries."""
+    """Returns the gradients of this device's queries, keys and values, and of the bias by them."""
     pair = PAIRS[plan.pair]
 
     def turn(carry: Any, number: jax.Array) -> tuple[Any, None]:
@@ -225,8 +229,8 @@ def _differentiate(
                 *sums, total = sums
                 if total is not None:
                     first = _first(meeting.offset, k.shape[2])
-                    part = jax.lax.dynamic_slice_in_dim(total, first, by_distance.shape[2], axis=2)
-                    total = jax.lax.dynamic_update_slice_in_dim(total, part + by_distance, first, axis=2)
+                    part = jax.lax.dynamic_slice_in_dim(total, first, by_distance.shape[1], axis=2)
+                    total = jax.lax.dynamic_update_slice_in_dim(total, part + by_distance[None], first, axis=2)
                 return *(x + g.astype(jnp.float32) for x, g in zip(sums, more, strict=True)), total
 
             sums = dqueries[a], *dkeys[b], dbias
@@ -245,4 +249,4 @@ def _differentiate(
     (_, dkeys, dqueries, dbias), _ = jax.lax.scan(turn, start, jnp.arange(ways()))
     found = zip((dqueries, *zip(*dkeys, strict=True)), (q_BNTH, k_BKSH, v_BKSU), strict=True)
     grads = (jnp.concatenate(parts, axis=2).astype(x.dtype) for parts, x in found)
-    return *grads, jax.tree.map(lambda x: jax.lax.psum(x, AXIS), dbias)
+    return *grads, dbias
