@@ -74,10 +74,11 @@ def test_a_kernel_sees_whom_the_array_says(kernel, name):
 
 
 @pytest.mark.parametrize('name', BIASED)
-@pytest.mark.slow_cases('bias, prefix', 'bias, padded in front')
-def test_mosaic_adds_a_bias_by_distance_and_sums_its_gradient(name):
-    """To what the cap leaves of the scores; the mean over the rows of a batch has one gradient for all."""
-    assert_near(run(KERNELS['mosaic'], BIASED[name]), reference(name))
+@pytest.mark.parametrize('kernel', ['mosaic', 'triton'])
+@pytest.mark.slow_cases('mosaic-bias, prefix', 'triton-bias, padded in front')
+def test_a_bias_by_distance_is_added_and_has_one_gradient_for_all_rows(kernel, name):
+    """To what the cap leaves of the scores."""
+    assert_near(run(KERNELS[kernel], BIASED[name]), reference(name))
 
 
 @pytest.mark.parametrize('name', ['bias, groups', 'bias, packed in several blocks, softcap, sink'])

@@ -256,13 +256,13 @@ def _kernel(i: Instruction, c: Computation) -> float:
     said = re.search(r'"cost_estimate":\{[^}]*"flops":"?(\d+)', i.attributes)
     if said:
         return float(said[1])
-    pairs = re.search(r'op_name="[^"]*\bpairs_(\d+)\b[^"]*_(fwd|dq|dkv)_', i.attributes)
+    pairs = re.search(r'op_name="[^"]*\bpairs_(\d+)\b[^"]*_(fwd|dq|dkv|dbias)_', i.attributes)
     if (
         pairs
     ):  # attention by Pallas, of queries [..., T, H]: the products of each pair of a query and a key that it visits
         queries = next(name for name in i.operands if re.match(r'\w*f\d+\[\d+,\d+,', c[name].shape))
         *heads, _, width = dims(c[queries].shape)
-        return 2.0 * {'fwd': 2, 'dq': 3, 'dkv': 4}[pairs[2]] * int(pairs[1]) * float(np.prod(heads)) * width
+        return 2.0 * {'fwd': 2, 'dq': 3, 'dkv': 4, 'dbias': 2}[pairs[2]] * int(pairs[1]) * float(np.prod(heads)) * width
     scores = re.search(r'"intermediate_tensor_shape":\s*\{[^}]*"dimensions":\s*\[([^\]]*)\]', i.attributes)
     if scores:  # cuDNN's attention: two products forward, five backward
         B, N, T, S = (int(size) for size in re.findall(r'\d+', scores[1]))

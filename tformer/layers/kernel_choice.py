@@ -137,7 +137,7 @@ KERNELS: dict[str, Kernel] = {
     'blocked': Kernel(blocked, frozenset(FEATURES), ordered=True),
     'xla': Kernel(on_arrays(kernels.xla), frozenset({'bias', 'odd_heads', 'float32', 'bfloat16', 'deterministic'})),
     'cudnn': Kernel(cudnn, frozenset({'bias', 'bfloat16'}), ('gpu',), ordered=True),
-    'triton': Kernel(triton, SHARED | {'dropout'}, ('gpu',), ordered=True),
+    'triton': Kernel(triton, frozenset(FEATURES), ('gpu',), ordered=True, by_distance=True),
     'flash': Kernel(flash, SHARED, ('tpu',), ordered=True),
     'mosaic': Kernel(mosaic, frozenset(FEATURES), ('tpu',), ordered=True, by_distance=True),
 }

@@ -1,6 +1,7 @@
-"""Attention on GPUs for any mask, in Triton: three Pallas kernels."""
+"""Attention on GPUs for any mask, in Triton: three Pallas kernels, and one for the gradient of a bias."""
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from tformer.layers.masks import AttentionMask
 from tformer.layers.tiled_attention import Backend, Tiles, Tokens
 
 BLOCK = 64  # queries and keys of a tile
+PARTS = 8  # of a batch, at most, of which programs sum the gradient of a bias each by itself
 
 
 def triton(
@@ -48,8 +50,8 @@ def backward(
     lse_BNT: jax.Array,
     delta_BNT: jax.Array,
     dout_BNTU: jax.Array,
-) -> tuple[jax.Array, jax.Array, jax.Array, None]:
-    """Returns the gradients of queries, keys and values; there is no bias."""
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
+    """Returns the gradients of queries, keys and values, and of a bias."""
     (B, N, _, _), K, shape = q_BNTH.shape, k_BKSH.shape[1], jax.ShapeDtypeStruct
     inputs, kept = (q_BNTH, k_BKSH, v_BKSU), (lse_BNT, delta_BNT, dout_BNTU)
     dq_BNTH = _call(triton_tiles.backward_queries, tiles, inputs, tokens, kept, 'queries')(
@@ -59,16 +61,70 @@ def backward(
     outs = shape((B, N, *k_BKSH.shape[2:]), dtype), shape((B, N, *v_BKSU.shape[2:]), dtype)
     dkeys = _call(triton_tiles.backward_keys, tiles, inputs, tokens, kept, 'keys')(outs)
     dk_BKSH, dv_BKSU = (tiled_attention.summed(x, K) for x in dkeys)
-    return dq_BNTH, dk_BKSH, dv_BKSU, None
+    dbias_NMXX = None if tokens.bias_NM is None else _backward_bias(tiles, inputs, tokens, kept)
+    return dq_BNTH, dk_BKSH, dv_BKSU, dbias_NMXX
+
+
+def spread(bias_NM1X: jax.Array) -> jax.Array:
+    """Returns the tiles [queries, keys] of a bias, bias_NMXX: one for each distance of a tile of queries from one of
+    keys. A GPU reads no row of a tile one place further on than the last, so that they are made beforehand; at the same
+    addresses each time, and so is their gradient, without a sum whose order is by chance."""
+    N, M, _, X = bias_NM1X.shape
+    turned = jnp.concatenate([bias_NM1X[:, :-1, 0], bias_NM1X[:, 1:, 0]], -1)[..., ::-1]
+    rows = jnp.tile(turned, (1, 1, X))[..., : X * (2 * X - 1)].reshape(N, M - 1, X, 2 * X - 1)
+    return rows[..., X - 1 :]
+
+
+def _backward_bias(tiles: Tiles, inputs: Any, tokens: Tokens, kept: Any) -> jax.Array:
+    """Returns the gradient of the tiles of a bias. A program sums that of one of them, for a head and some rows."""
+    (B, N, T, H), S = inputs[0].shape, inputs[1].shape[2]
+    bias, drawn = tokens.bias_NM, tokens.drawn_BN3
+    assert bias is not None
+    parts, M = math.gcd(B, PARTS), bias.shape[1]
+
+    def rows(x: Any) -> pl.BlockSpec:
+        """Of a head, arrays [B, N or K, ...]."""
+        group = N // x.shape[1]
+        rest = x.shape[2:]
+        return pl.BlockSpec((B // parts, None, *rest), lambda part, n, m: (part, n // group, *(0,) * len(rest)))
+
+    def tokens_of(x: jax.Array) -> pl.BlockSpec:
+        return pl.BlockSpec((B // parts, *x.shape[1:]), lambda part, n, m: (part, 0, 0))
+
+    read = tokens.queries_B2T, tokens.keys_B3S, tokens.window_1, drawn, bias
+    call = pl.pallas_call(
+        functools.partial(triton_tiles.backward_bias, tiles),
+        grid=(parts, N, M),
+        in_specs=[
+            *map(rows, inputs),
+            tokens_of(tokens.queries_B2T),
+            tokens_of(tokens.keys_B3S),
+            pl.BlockSpec((1,), lambda part, n, m: (0,)),
+            None if drawn is None else rows(drawn),
+            pl.BlockSpec((None, None, BLOCK, BLOCK), lambda part, n, m: (n, m, 0, 0)),
+            *map(rows, kept),
+        ],
+        out_specs=pl.BlockSpec((None, None, None, BLOCK, BLOCK), lambda part, n, m: (part, n, m, 0, 0)),
+        out_shape=jax.ShapeDtypeStruct((parts, *bias.shape), jnp.float32),
+        compiler_params=_compiler_params(H),
+        interpret=tiles.interpret,
+    )
+    with tiled_attention.counted(tiles, T, S, 'dbias'):
+        return call(*inputs, *read, *kept).sum(0)
+
+
+def _compiler_params(width: int) -> Any:
+    from jax.experimental.pallas import triton as gpu  # slow to import
+
+    narrow = width <= 64
+    return gpu.CompilerParams(num_warps=4 if narrow else 8, num_stages=3 if narrow else 2)
 
 
 def _call(
     kernel: Callable[..., None], tiles: Tiles, inputs: Any, tokens: Tokens, kept: Any, by: str
 ) -> Callable[[Any], Any]:
     """Returns the call of a kernel whose programs each hold one tile of the queries or keys, `by`, and all the rest."""
-    from jax.experimental.pallas import triton as gpu  # slow to import
-
-    (B, N, T, _), (K, S) = inputs[0].shape, inputs[1].shape[1:3]
+    (B, N, T, H), (K, S) = inputs[0].shape, inputs[1].shape[1:3]
 
     def spec(x: Any, own: str) -> pl.BlockSpec:
         """Heads are axis 1 of all but the tokens' arrays, and places the axis after them."""
@@ -90,10 +146,10 @@ def _call(
     in_specs += [pl.BlockSpec((1,), lambda b, n, tile: (0,))]
     in_specs += [pl.BlockSpec((None, 1), lambda b, n, tile: (b, tile))]
     drawn_spec = None if tokens.drawn_BN3 is None else pl.BlockSpec((None, None, 3), lambda b, n, tile: (b, n, 0))
-    in_specs += [drawn_spec, *(spec(x, 'queries') for x in kept)]
-    read = *tokens[:3], tokens.first_BI if by == 'queries' else tokens.end_BJ, tokens.drawn_BN3
-
-    narrow = inputs[0].shape[-1] <= 64
+    bias = tokens.bias_NM
+    bias_spec = None if bias is None else pl.BlockSpec((None, *bias.shape[1:]), lambda b, n, tile: (n, 0, 0, 0))
+    in_specs += [drawn_spec, bias_spec, *(spec(x, 'queries') for x in kept)]
+    read = *tokens[:3], tokens.first_BI if by == 'queries' else tokens.end_BJ, tokens.drawn_BN3, bias
 
     def run(out_shape: Any) -> Any:
         call = pl.pallas_call(
@@ -102,7 +158,7 @@ def _call(
             in_specs=in_specs,
             out_specs=jax.tree.map(lambda x: spec(x, by), out_shape),
             out_shape=out_shape,
-            compiler_params=gpu.CompilerParams(num_warps=4 if narrow else 8, num_stages=3 if narrow else 2),
+            compiler_params=_compiler_params(H),
             interpret=tiles.interpret,
         )
         with tiled_attention.counted(tiles, T, S, PHASES[kernel]):
@@ -117,6 +173,6 @@ PHASES: dict[Any, str] = {
     triton_tiles.backward_keys: 'dkv',
 }
 BACKEND = Backend(
-    'triton', forward, backward, lambda T, S: BLOCK, lambda size: pl.next_power_of_2(max(size, 16)), BLOCK
+    'triton', forward, backward, lambda T, S: BLOCK, lambda size: pl.next_power_of_2(max(size, 16)), BLOCK, spread
 )
 PAIR = tiled_attention.make_pair(BACKEND)
