@@ -60,7 +60,7 @@ def test_cudnn_takes_heads_of_multiples_of_8_up_to_256(head_dim, taken):
         ('gpu', {}, 'triton'),
         ('gpu', {'dtype': 'bfloat16', 'attention_sink': 'learned'}, 'triton'),
         ('gpu', {'attention_dropout_rate': 0.1, 'dtype': 'bfloat16'}, 'triton'),
-        ('gpu', {'attention_dropout_rate': 0.1, 'position': 'alibi'}, 'chunked'),
+        ('gpu', {'attention_dropout_rate': 0.1, 'position': 'alibi'}, 'triton'),
     ],
 )
 def test_auto_is_the_first_that_serves_the_model_on_the_platform(platform, fields, picked):
@@ -73,7 +73,7 @@ def test_deterministic_operations_are_not_for_cudnn(monkeypatch, flag):
     monkeypatch.setenv('XLA_FLAGS', f'--xla_gpu_autotune_level=0 {flag}')
     model = Model(dtype='bfloat16')
     assert pick(model, 'gpu') == 'triton'
-    assert pick(dataclasses.replace(model, position='relative'), 'gpu') == 'chunked'
+    assert pick(dataclasses.replace(model, position='relative'), 'gpu') == 'triton'
     assert pick(Model(), 'cpu') == 'reference'
     with pytest.raises(UserError, match=r'cudnn does not serve deterministic operations \(XLA_FLAGS\); reference, ch'):
         pick(dataclasses.replace(model, attention_kernel='cudnn'), 'gpu')
@@ -83,10 +83,7 @@ def test_deterministic_operations_are_not_for_cudnn(monkeypatch, flag):
 
 def test_a_slower_kernel_is_named_with_what_the_faster_ones_lack():
     alibi = Model(position='alibi', attention_softcap=5.0, dtype='bfloat16')
-    assert described(alibi, 'gpu') == (
-        'attention by chunked (cudnn does not serve model.attention_softcap; '
-        'triton does not serve a position bias (model.position))'
-    )
+    assert described(alibi, 'gpu') == ('attention by triton (cudnn does not serve model.attention_softcap)')
     assert described(Model(), 'tpu') == 'attention by flash'
     assert described(alibi, 'cpu') == 'attention by reference'
     assert described(Model(attention_kernel='chunked'), 'gpu') == 'attention by chunked', 'as the user asked'

@@ -147,9 +147,9 @@ def _call(
     return found if summed else (*found, None)
 
 
-def block(T: int, S: int) -> int:
+def block(q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSU: jax.Array) -> int:
     """Returns the queries and keys of a tile, for lengths that are multiples of `LANES`."""
-    return next(size for size in BLOCKS if math.gcd(T, S) % size == 0)
+    return next(size for size in BLOCKS if math.gcd(q_BNTH.shape[2], k_BKSH.shape[2]) % size == 0)
 
 
 PHASES: dict[Any, str] = {

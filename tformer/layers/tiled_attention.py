@@ -67,7 +67,7 @@ class Backend(NamedTuple):
       backward: (tiles, q_BNTH, k_BKSH, v_BKSU, tokens, lse_BNT, delta_BNT, dout_BNTU) -> the gradients of queries, keys
         and values, and of the bias or None, of attention whose weights are exp(scores - lse); `lse_BNT` is 0 where a
         query sees nothing.
-      block: the queries and keys of a tile, by the numbers of both.
+      block: (q_BNTH, k_BKSH, v_BKSU) -> the queries and keys of a tile.
       width: the size of a head in the kernel.
       multiple: lengths that are a multiple are whole tiles.
       spread: what the kernels read of a bias, from `tiled_bias`.
@@ -76,7 +76,7 @@ class Backend(NamedTuple):
     name: str
     forward: Callable[..., tuple[jax.Array, jax.Array]]
     backward: Callable[..., tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]]
-    block: Callable[[int, int], int]
+    block: Callable[[jax.Array, jax.Array, jax.Array], int]
     width: Callable[[int], int]
     multiple: int
     spread: Callable[[jax.Array], jax.Array] = lambda bias_NM1X: bias_NM1X
@@ -103,7 +103,7 @@ def attend(
         sink_N, drawn_BN3, bias_NX = heads
         T, U = q_BNTH.shape[2], v_BKSU.shape[3]
         q, k, v = (pad(x, 2, backend.multiple) for x in (q_BNTH * options.scale, k_BKSH, v_BKSU))
-        tiles = _tiles(backend, q, k, options, mask, interpret)
+        tiles = _tiles(backend, q, k, v, options, mask, interpret)
         tiles = tiles._replace(in_order=mask.order in ('behind', 'front') and mask.causal and not tiles.prefix)
         read = make_tokens(mask, q, k, tiles.block, drawn_BN3)
         if bias_NX is not None:
@@ -125,10 +125,11 @@ def tiled_bias(bias_NX: jax.Array, T: int, queries: int, keys: int, block: int) 
 
 
 def _tiles(
-    backend: Backend, q_BNTH: jax.Array, k_BKSH: jax.Array, options: ScoreOptions, mask: AttentionMask, interpret: bool
-) -> Tiles:
+    backend: Backend, q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSU: jax.Array, options: ScoreOptions,
+    mask: AttentionMask, interpret: bool,
+) -> Tiles:  # fmt: skip
     """Returns tiles in an unknown order."""
-    block = backend.block(q_BNTH.shape[2], k_BKSH.shape[2])
+    block = backend.block(q_BNTH, k_BKSH, v_BKSU)
     prefix = mask.causal and mask.prefix_BS is not None
     return Tiles(block, options.softcap, mask.causal, mask.window is not None, prefix, interpret=interpret)
 
@@ -236,8 +237,15 @@ def make_pair(backend: Backend) -> Pair:
         T = (bias_NX.shape[1] + 1) // 2
         return backend.spread(tiled_bias(bias_NX, T, T, T, tiles.block))
 
-    def read(meeting: Meeting, q_BNTH: jax.Array, k_BKSH: jax.Array, options: ScoreOptions, interpret: bool) -> Any:
-        tiles = _tiles(backend, q_BNTH, k_BKSH, options, meeting.mask, interpret)
+    def read(
+        meeting: Meeting,
+        q_BNTH: jax.Array,
+        k_BKSH: jax.Array,
+        v_BKSU: jax.Array,
+        options: ScoreOptions,
+        interpret: bool,
+    ) -> Any:
+        tiles = _tiles(backend, q_BNTH, k_BKSH, v_BKSU, options, meeting.mask, interpret)
         tokens = make_tokens(meeting.mask, q_BNTH, k_BKSH, tiles.block, meeting.drawn_BN3)
         return tiles, tokens if meeting.bias_NX is None else tokens._replace(bias_NM=spread(meeting.bias_NX, tiles))
 
@@ -245,7 +253,7 @@ def make_pair(backend: Backend) -> Pair:
         q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSU: jax.Array, meeting: Meeting,
         options: ScoreOptions, interpret: bool,
     ) -> tuple[jax.Array, jax.Array]:  # fmt: skip
-        tiles, tokens = read(meeting, q_BNTH, k_BKSH, options, interpret)
+        tiles, tokens = read(meeting, q_BNTH, k_BKSH, v_BKSU, options, interpret)
         out_BNTU, lse_BNT = backend.forward(tiles, *_wide(backend, q_BNTH, k_BKSH, v_BKSU), tokens)
         return out_BNTU[..., : v_BKSU.shape[-1]], lse_BNT
 
@@ -253,7 +261,7 @@ def make_pair(backend: Backend) -> Pair:
         q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSU: jax.Array, meeting: Meeting,
         options: ScoreOptions, interpret: bool, out_BNTU: jax.Array, lse_BNT: jax.Array, dout_BNTU: jax.Array,
     ) -> list[Any]:  # fmt: skip
-        tiles, tokens = read(meeting, q_BNTH, k_BKSH, options, interpret)
+        tiles, tokens = read(meeting, q_BNTH, k_BKSH, v_BKSU, options, interpret)
         q, k, v, dout = _wide(backend, q_BNTH, k_BKSH, v_BKSU, dout_BNTU)
         *found, dbias = backend.backward(tiles, q, k, v, tokens, _finite(lse_BNT), _delta(out_BNTU, dout_BNTU), dout)
         grads = [g[..., : x.shape[3]] for g, x in zip(found, (q_BNTH, k_BKSH, v_BKSU), strict=True)]

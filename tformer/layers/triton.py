@@ -14,7 +14,8 @@ from tformer.layers.kernels import ScoreOptions
 from tformer.layers.masks import AttentionMask
 from tformer.layers.tiled_attention import Backend, Tiles, Tokens
 
-BLOCK = 64  # queries and keys of a tile
+BLOCK = 64  # queries and keys of a tile, at most
+SHARED = 128 * 1024  # bytes of a tile of queries, keys, values and gradients: half of the shared memory of a Hopper
 PARTS = 8  # of a batch, at most, of which programs sum the gradient of a bias each by itself
 
 
@@ -101,23 +102,24 @@ def _backward_bias(tiles: Tiles, inputs: Any, tokens: Tokens, kept: Any) -> jax.
             tokens_of(tokens.keys_B3S),
             pl.BlockSpec((1,), lambda part, n, m: (0,)),
             None if drawn is None else rows(drawn),
-            pl.BlockSpec((None, None, BLOCK, BLOCK), lambda part, n, m: (n, m, 0, 0)),
+            pl.BlockSpec((None, None, tiles.block, tiles.block), lambda part, n, m: (n, m, 0, 0)),
             *map(rows, kept),
         ],
-        out_specs=pl.BlockSpec((None, None, None, BLOCK, BLOCK), lambda part, n, m: (part, n, m, 0, 0)),
+        out_specs=pl.BlockSpec((None, None, None, tiles.block, tiles.block), lambda part, n, m: (part, n, m, 0, 0)),
         out_shape=jax.ShapeDtypeStruct((parts, *bias.shape), jnp.float32),
-        compiler_params=_compiler_params(H),
+        compiler_params=_compiler_params(H, True),
         interpret=tiles.interpret,
     )
     with tiled_attention.counted(tiles, T, S, 'dbias'):
         return call(*inputs, *read, *kept).sum(0)
 
 
-def _compiler_params(width: int) -> Any:
+def _compiler_params(width: int, biased: bool) -> Any:
+    """Stages are tiles that are loaded ahead, into the 227 KiB of shared memory that a Hopper has at most."""
     from jax.experimental.pallas import triton as gpu  # slow to import
 
-    narrow = width <= 64
-    return gpu.CompilerParams(num_warps=4 if narrow else 8, num_stages=3 if narrow else 2)
+    stages = 3 if width <= 64 else 2 if width + 64 * biased <= 256 else 1
+    return gpu.CompilerParams(num_warps=4 if width <= 64 else 8, num_stages=stages)
 
 
 def _call(
@@ -158,7 +160,7 @@ def _call(
             in_specs=in_specs,
             out_specs=jax.tree.map(lambda x: spec(x, by), out_shape),
             out_shape=out_shape,
-            compiler_params=_compiler_params(H),
+            compiler_params=_compiler_params(H, bias is not None),
             interpret=tiles.interpret,
         )
         with tiled_attention.counted(tiles, T, S, PHASES[kernel]):
@@ -172,7 +174,18 @@ PHASES: dict[Any, str] = {
     triton_tiles.backward_queries: 'dq',
     triton_tiles.backward_keys: 'dkv',
 }
-BACKEND = Backend(
-    'triton', forward, backward, lambda T, S: BLOCK, lambda size: pl.next_power_of_2(max(size, 16)), BLOCK, spread
-)
+
+
+def width(size: int) -> int:
+    """Returns the size of a head in the kernels."""
+    return pl.next_power_of_2(max(size, 16))
+
+
+def block(q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSU: jax.Array) -> int:
+    """Returns the queries and keys of a tile: fewer of wide heads."""
+    token = 4 * q_BNTH.dtype.itemsize * max(width(x.shape[3]) for x in (q_BNTH, v_BKSU))
+    return min(BLOCK, max(SHARED // token, 16))
+
+
+BACKEND = Backend('triton', forward, backward, block, width, BLOCK, spread)
 PAIR = tiled_attention.make_pair(BACKEND)
