@@ -11,6 +11,7 @@ import pytest
 
 import ahead
 import ahead_attention
+import ahead_heads
 import compiling
 import fingerprints
 from lives import HANG
@@ -129,11 +130,9 @@ def attention(request):
     return request.param, {tuple(row['case']): row for row in rows}
 
 
-@pytest.mark.parametrize('case', ahead_attention.CASES + ahead_attention.BIASED)
+@pytest.mark.parametrize('case', ahead_attention.CASES)
 def test_attention_is_the_platforms_kernel_and_makes_nothing_of_two_lengths(attention, case):
     device, rows = attention
-    if case in ahead_attention.BIASED and not device.startswith('v5e'):
-        pytest.skip('a bias of pairs goes to cuDNN, or with dropout to `chunked`')
     row, (mesh, _, batching, rate, _) = rows[case], case
     name = KERNELS[device][2 if rate else batching == 'pack' or mesh == 'context']
     assert any(kernel.startswith(name) for kernel in row['kernels']), row['kernels']
@@ -145,12 +144,18 @@ def test_memory_of_attention_is_linear_in_the_length(attention, rate, position):
     """Four times the length takes four times the memory; a TPU keeps arrays of up to some megabytes on the chip, where
     they do not count, so there the short rows take less than a fourth."""
     device, rows = attention
-    if position == 'relative' and not device.startswith('v5e'):
-        pytest.skip('a bias of pairs grows with the square of the length')
     short, long = (rows['data', length, 'pack', rate, position] for length in (8192, 32768))
     assert long['largest'] <= 4 * short['largest']
     on_chip = 2 if device.startswith('v5e') else 1
     assert long['peak'] - long['held'] < 1.1 * 4 * on_chip * (short['peak'] - short['held'])
+
+
+@pytest.mark.parametrize('device', compiling.TARGETS)
+def test_heads_of_every_size_fit_the_memory_of_a_core(device):
+    """Three kernels, and on a GPU one for the gradient of a bias."""
+    more = device.startswith('h100')
+    found = {tuple(row['case']): row['kernels'] for row in compiled(device, 'ahead_heads.py')}
+    assert found == {(*each, bias): 3 + more * bias for *each, bias in ahead_heads.CASES}
 
 
 def test_a_gpu_writes_nothing_of_the_hidden_layer_in_float32():

@@ -61,7 +61,7 @@ BIASED = {  # where the places of tokens tell how far apart they are
     'bias, a window in blocks of 384': Case(
         lengths=(1100, 1100), heads=(2, 1), widths=(300, None), window=300, bias=True
     ),
-    'bias, wide heads': Case(lengths=(100, 100), heads=(2, 1), sizes=(256, 256), bias=True),
+    'bias, wide heads': Case(lengths=(100, 100), heads=(2, 1), sizes=(256, 16), bias=True),
     'bias, prefix': Case(prefix=True, bias=True),
     'bias, padded in front': Case(order='front', bias=True),
     'bias, a prompt and free slots': Case(order='front', lengths=(140, 300), bias=True),

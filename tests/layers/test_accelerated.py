@@ -34,7 +34,7 @@ def run(kernel, case, arrays=None):
     def program(arrays, mask):
         def loss(arrays):
             vectors = {name: arrays[name] for name in ('sink_N', 'bias_1NX') if name in arrays}
-            options = ScoreOptions(0.25, softcap=case.softcap, **vectors)
+            options = ScoreOptions(case.sizes[0] ** -0.5, softcap=case.softcap, **vectors)
             out = kernel(arrays['q'], arrays['k'], arrays['v'], mask, options)
             out = jnp.where(real[:, None, :, None], out, 0).astype(jnp.float32)
             return (out * np.random.default_rng(1).standard_normal(out.shape)).sum(), out
@@ -81,6 +81,12 @@ def test_a_bias_by_distance_is_added_and_has_one_gradient_for_all_rows(kernel, n
     assert_near(run(KERNELS[kernel], BIASED[name]), reference(name))
 
 
+@pytest.mark.parametrize('parts', [1, 2])
+def test_a_program_of_triton_sums_over_a_part_of_the_rows(monkeypatch, parts):
+    monkeypatch.setattr(triton, 'PARTS', parts)
+    assert_near(run(KERNELS['triton'], BIASED['bias, groups']), reference('bias, groups'))
+
+
 @pytest.mark.parametrize('name', ['bias, groups', 'bias, packed in several blocks, softcap, sink'])
 def test_the_bias_of_all_pairs_is_that_of_their_distances(name):
     """And the gradient of each distance is the sum over its pairs."""
@@ -88,7 +94,7 @@ def test_the_bias_of_all_pairs_is_that_of_their_distances(name):
     (mask, real), arrays = make_mask(case), make(case)
     found = run(by_array, case)
     weights = np.random.default_rng(1).standard_normal(found[0].shape) * real[:, None, :, None]
-    options = ScoreOptions(0.25, softcap=case.softcap)
+    options = ScoreOptions(case.sizes[0] ** -0.5, softcap=case.softcap)
     out, grads = by_hand(arrays, np.asarray(mask.array()), options, weights)
     assert_near(found, (np.where(real[:, None, :, None], out, 0), grads))
 
