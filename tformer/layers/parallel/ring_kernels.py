@@ -41,8 +41,8 @@ def pick(kernel: str, T: int, S: int, mask: AttentionMask, options: ScoreOptions
     def serves(pair: Pair) -> bool:
         whole = all(length % (HALVES * ways() * pair.multiple) == 0 for length in (T, S))
         known = pair.any_order or (mask.static and (mask.prefix_BS is None or not mask.causal))
-        drops, biased = options.dropout_key is not None, options.bias_1NX is not None
-        return whole and known and pair.drops >= drops and pair.biased >= biased
+        drops, biased = pair.drops or options.dropout_key is None, pair.biased or options.bias_1NX is None
+        return whole and known and drops and biased
 
     names = OF_KERNELS.get(kernel, ()) if options.bias is None else ()
     return next((name for name in names if serves(PAIRS[name])), None)
