@@ -38,13 +38,14 @@ class ScoreOptions(NamedTuple):
     scale: float  # factor on the scores, usually H^-0.5 (Vaswani et al. 2017, eq. 1)
     # float32, [B or 1, N, T, S], added to the scaled, capped scores; for `masked_logits` by groups, BKGTS
     bias: jax.Array | None = None
-    # float32, the same for a kernel that takes it `by_distance`: of the query's place less the key's, 1 - S to T - 1
-    bias_1NX: jax.Array | None = None
     softcap: float | None = None  # bounds the scores by +-softcap (Gemma Team 2024)
     # float32, the score of one more key whose value is zero (gpt-oss, OpenAI 2025; zeros: Miller 2023)
     sink_N: jax.Array | None = None
     dropout_rate: MaybeScalar = None  # dropout of the probabilities, off where it or the key is None
     dropout_key: jax.Array | None = None  # a random key
+    # float32, the bias in place of `bias` for a kernel that takes it `by_distance`, which is the place of a query less
+    # that of a key: from 1 - S to T - 1
+    bias_1NX: jax.Array | None = None
 
     def of_pairs(self, T: int) -> 'ScoreOptions':
         """Returns the options with the bias of all pairs of T queries and their keys in place of one by distance."""
