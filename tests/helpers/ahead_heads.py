@@ -28,7 +28,8 @@ def main(device: str) -> None:
     dry_run.pretend(1)
     devices.prepare(target.device.platform)
     kernel = kernel_choice.KERNELS[OF_PLATFORM[target.jax_platform]].function
-    place = jax.sharding.SingleDeviceSharding(target.devices()[0])
+    mesh = jax.sharding.Mesh(target.devices()[:1], ('data',))
+    place = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
 
     def array(shape: tuple[int, ...], dtype: str) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=place)
@@ -45,7 +46,8 @@ def main(device: str) -> None:
     for size, dtype, bias in CASES:
         arrays = {'q': array((B, N, T, size), dtype), **{name: array((B, K, T, size), dtype) for name in 'kv'}}
         arrays |= {'bias': array((1, N, 2 * T - 1), 'float32')} if bias else {}
-        compiled = jax.jit(gradient).lower(arrays, array((B, T), 'int32'), array((2,), 'uint32')).compile()
+        with jax.set_mesh(mesh):
+            compiled = jax.jit(gradient).lower(arrays, array((B, T), 'int32'), array((2,), 'uint32')).compile()
         found = sum(kernels(hlo.parse(compiled.as_text())).values())
         print(json.dumps({'case': [size, dtype, bias], 'kernels': found}), flush=True)
 
