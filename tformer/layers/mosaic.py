@@ -13,7 +13,8 @@ from jax.experimental import pallas as pl
 from tformer.layers import mosaic_tiles, tiled_attention
 from tformer.layers.kernels import ScoreOptions, pad
 from tformer.layers.masks import AttentionMask
-from tformer.layers.tiled_attention import Backend, Tiles, Tokens, keys_seen, queries_seeing
+from tformer.layers.tiled_attention import Backend, Tokens
+from tformer.layers.tiles import Tiles, keys_seen, queries_seeing
 
 LANES, SUBLANES = 128, 8
 BLOCKS = (512, 384, 256, 128)  # queries and keys of a tile: the first that divides both lengths
@@ -70,80 +71,90 @@ def backward(
     return dq_BNTH, dk_BKSH, dv_BKSU, None if dbias_BNM1X is None else dbias_BNM1X.sum(0)
 
 
-def _call(
-    kernel: Callable[..., None], tiles: Tiles, inputs: Any, tokens: Tokens, kept: Any, by: str, outs: Any, sums: Any
-) -> Any:
-    """Returns the results of a kernel whose programs each hold one tile of the queries or keys, `by`, and meet one of
-    the others at each step, and the gradient of a bias if it makes one. Steps that would meet no query and key load no
-    tile."""
-    from jax.experimental.pallas import tpu  # slow to import
+class _Grid:
+    """Programs that each hold one tile of the queries or keys, `by`, and meet one of the others at each step. Steps
+    that would meet no query and key load no tile."""
 
-    (B, N, T, _), (K, S), block = inputs[0].shape, inputs[1].shape[1:3], tiles.block
-    count, met = (T // block, S // block) if by == 'queries' else (S // block, T // block)
-    bounds, visit = (tokens.first_BI, keys_seen) if by == 'queries' else (tokens.end_BJ, queries_seeing)
-    bounds = bounds.reshape(-1)  # rows of scalar memory would be padded to 128 words
+    def __init__(self, tiles: Tiles, q_BNTH: jax.Array, k_BKSH: jax.Array, tokens: Tokens, by: str):
+        (B, N, T, _), (self.kv_heads, S) = q_BNTH.shape, k_BKSH.shape[1:3]
+        self.tiles, self.by, self.heads, self.key_tiles = tiles, by, N, S // tiles.block
+        lengths = T // tiles.block, self.key_tiles
+        self.count, self.met = lengths if by == 'queries' else lengths[::-1]
+        self.shape = B, N, self.count, self.met
+        self.visit: Callable[..., Any] = keys_seen if by == 'queries' else queries_seeing
+        bounds = tokens.first_BI if by == 'queries' else tokens.end_BJ
+        self.bounds = bounds.reshape(-1)  # rows of scalar memory would be padded to 128 words
 
-    def number(own: str, b: Any, tile: Any, step: Any, window: Any, bounds: Any) -> Any:
+    def number(self, own: str, b: Any, tile: Any, step: Any, window: Any, bounds: Any) -> Any:
         """Returns the number of the tile of `own`, queries or keys, that is held at a step."""
-        if own == by:
+        if own == self.by:
             return tile
-        if not tiles.in_order:
+        if not self.tiles.in_order:
             return step
-        begin, end = visit(tiles, tile, met, window[0], bounds[b * count + tile])
-        return jnp.minimum(jnp.clip(step, begin, jnp.maximum(end - 1, begin)), met - 1)  # of padding none is met
+        begin, end = self.visit(self.tiles, tile, self.met, window[0], bounds[b * self.count + tile])
+        return jnp.minimum(jnp.clip(step, begin, jnp.maximum(end - 1, begin)), self.met - 1)  # of padding none is met
 
-    def spec(x: Any, own: str) -> pl.BlockSpec:
-        """Heads are axis 1 and places axis 2, of the numbers of queries axis 3."""
-        heads, along = x.shape[1], x.shape[2] == 1
+    def by_head(self, x: Any, own: str) -> pl.BlockSpec:
+        """Of arrays with heads on axis 1 and places on axis 2, of the numbers of queries on axis 3."""
+        heads, along, block = x.shape[1], x.shape[2] == 1, self.tiles.block
         shape = (1, block) if along else (block, x.shape[3])
 
         def index(b: Any, n: Any, *place: Any) -> tuple[Any, ...]:
-            at = number(own, b, *place)
-            return (b, lax.div(n, N // K) if heads == K else n, *((0, at) if along else (at, 0)))
+            at = self.number(own, b, *place)
+            head = lax.div(n, self.heads // heads) if heads == self.kv_heads else n
+            return (b, head, *((0, at) if along else (at, 0)))
 
         return pl.BlockSpec((None, None, *shape), index)
 
-    def token_spec(own: str) -> pl.BlockSpec:
-        return pl.BlockSpec((None, SUBLANES, block), lambda b, n, *place: (b, 0, number(own, b, *place)))
+    def tokens(self, own: str) -> pl.BlockSpec:
+        block = self.tiles.block
+        return pl.BlockSpec((None, SUBLANES, block), lambda b, n, *place: (b, 0, self.number(own, b, *place)))
 
-    def bias_spec(after: int) -> pl.BlockSpec:
+    def bias(self, after: int) -> pl.BlockSpec:
         """Of the blocks that hold the distances of two tiles, the last and those before it."""
 
         def index(b: Any, n: Any, *place: Any) -> tuple[Any, ...]:
-            return n, number('queries', b, *place) - number('keys', b, *place) + S // block + after, 0, 0
+            apart = self.number('queries', b, *place) - self.number('keys', b, *place)
+            return n, apart + self.key_tiles + after, 0, 0
 
-        return pl.BlockSpec((None, None, 1, block), index)
+        return pl.BlockSpec((None, None, 1, self.tiles.block), index)
 
-    by_head = pl.BlockSpec((None, 1, 3), lambda b, n, *place: (b * N + n, 0, 0), memory_space=tpu.SMEM)
+
+def _call(
+    kernel: Callable[..., None], tiles: Tiles, inputs: Any, tokens: Tokens, kept: Any, by: str, outs: Any, sums: Any
+) -> Any:
+    """Returns the results of a kernel, by its `_Grid`, and the gradient of a bias if it makes one."""
+    from jax.experimental.pallas import tpu  # slow to import
+
+    (B, N, T, _), S = inputs[0].shape, inputs[1].shape[2]
+    grid, along = _Grid(tiles, inputs[0], inputs[1], tokens, by), tpu.PARALLEL
     drawn = None if tokens.drawn_BN3 is None else tokens.drawn_BN3.reshape(B * N, 1, 3)
-    in_specs: list[Any] = [spec(x, own) for x, own in zip(inputs, ('queries', 'keys', 'keys'), strict=True)]
-    in_specs += [token_spec('queries'), token_spec('keys'), None if drawn is None else by_head]
-    bias = tokens.bias_NM
-    in_specs += [None if bias is None else (bias_spec(-1), bias_spec(0)), *(spec(x, 'queries') for x in kept)]
-    out_specs = [spec(x, by) for x in outs]
+    of_drawn = pl.BlockSpec((None, 1, 3), lambda b, n, *place: (b * N + n, 0, 0), memory_space=tpu.SMEM)
+    bias = None if tokens.bias_NM is None else (tokens.bias_NM, tokens.bias_NM)
+    in_specs: list[Any] = [grid.by_head(x, own) for x, own in zip(inputs, ('queries', 'keys', 'keys'), strict=True)]
+    in_specs += [grid.tokens('queries'), grid.tokens('keys'), None if drawn is None else of_drawn]
+    in_specs += [None if bias is None else (grid.bias(-1), grid.bias(0)), *(grid.by_head(x, 'queries') for x in kept)]
+    out_specs = [grid.by_head(x, by) for x in outs]
     summed = bias is not None and kernel is mosaic_tiles.backward_queries
-    if bias is not None and summed:
-        outs = *outs, jax.ShapeDtypeStruct((B, *bias.shape), jnp.float32)
-        out_specs += [pl.BlockSpec((None, None, *bias.shape[1:]), lambda b, n, *place: (b, n, 0, 0, 0))]
+    if bias is not None and summed:  # by all tiles of a row, one after the other
+        outs, along = (*outs, jax.ShapeDtypeStruct((B, *bias[0].shape), jnp.float32)), tpu.ARBITRARY
+        out_specs += [pl.BlockSpec((None, None, *bias[0].shape[1:]), lambda b, n, *place: (b, n, 0, 0, 0))]
     call = pl.pallas_call(
         functools.partial(kernel, tiles),
         grid_spec=tpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=2,
-            grid=(B, N, count, met),
+            grid=grid.shape,
             in_specs=in_specs,
             out_specs=out_specs,
             scratch_shapes=[tpu.VMEM(shape, jnp.float32) for shape in sums],
         ),
         out_shape=outs,
-        compiler_params=tpu.CompilerParams(
-            dimension_semantics=('parallel', 'parallel', 'arbitrary' if summed else 'parallel', 'arbitrary')
-        ),
+        compiler_params=tpu.CompilerParams(dimension_semantics=(tpu.PARALLEL, tpu.PARALLEL, along, tpu.ARBITRARY)),
         interpret=tiles.interpret,
     )
     queries, keys = (pad(x, 1, SUBLANES) for x in (tokens.queries_B2T, tokens.keys_B3S))
     with tiled_attention.counted(tiles, T, S, PHASES[kernel]):
-        both = None if bias is None else (bias, bias)
-        found = call(tokens.window_1, bounds, *inputs, queries, keys, drawn, both, *kept)
+        found = call(tokens.window_1, grid.bounds, *inputs, queries, keys, drawn, bias, *kept)
     return found if summed else (*found, None)
 
 

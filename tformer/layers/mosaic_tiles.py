@@ -11,7 +11,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from tformer.layers.kernels import MIN
-from tformer.layers.tiled_attention import Drop, Tiles, keys_seen, queries_seeing, scored
+from tformer.layers.tiles import Drop, Tiles, keys_seen, queries_seeing, scored
 
 
 def _dot(x: jax.Array, y: jax.Array, axis_x: int, axis_y: int) -> jax.Array:

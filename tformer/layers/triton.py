@@ -12,7 +12,8 @@ from jax.experimental import pallas as pl
 from tformer.layers import tiled_attention, triton_tiles
 from tformer.layers.kernels import ScoreOptions
 from tformer.layers.masks import AttentionMask
-from tformer.layers.tiled_attention import Backend, Tiles, Tokens
+from tformer.layers.tiled_attention import Backend, Tokens
+from tformer.layers.tiles import Tiles
 
 BLOCK = 64  # queries and keys of a tile, at most
 SHARED = 128 * 1024  # bytes of a tile of queries, keys, values and gradients: half of the shared memory of a Hopper

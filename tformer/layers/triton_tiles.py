@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from tformer.layers.kernels import MIN
-from tformer.layers.tiled_attention import Drop, Tiles, keys_seen, queries_seeing, scored
+from tformer.layers.tiles import Drop, Tiles, keys_seen, queries_seeing, scored
 
 
 def _dot(x: jax.Array, y: jax.Array) -> jax.Array:
@@ -25,6 +25,15 @@ def _scores(
 def _bias(bias: Any, i: Any, j: Any, count: Any) -> jax.Array | None:
     """Returns the bias of a tile of queries and one of `count` of keys, by their numbers."""
     return None if bias is None else bias[i - j + count - 1]
+
+
+def _gradients(scored_slope: Any, lse: jax.Array, delta: jax.Array, dweights: jax.Array) -> tuple[jax.Array, ...]:
+    """Returns (the weights, the gradients of the scores, and of the products of queries and keys) of a tile, from what
+    `_scores` gives and the gradients of the weights after dropout."""
+    scores, slope = scored_slope
+    weights = jnp.exp(scores - lse[:, None])
+    dscores = weights * (dweights - delta[:, None])
+    return weights, dscores, dscores * slope
 
 
 def _drop(tiles: Tiles, drawn: Any) -> Drop:
@@ -71,11 +80,10 @@ def backward_queries(
         at = pl.ds(j * block, block)
         k_tile = k[at, :]
         their = keys[0, at], keys[1, at], keys[2, at]
-        scores, slope = _scores(tiles, q_tile, k_tile, own, their, width, _bias(bias, tile, j, count))
-        weights = jnp.exp(scores - lse_tile[:, None])
+        scores = _scores(tiles, q_tile, k_tile, own, their, width, _bias(bias, tile, j, count))
         dweights = drop.scaled(drop(_dot(dout_tile, v[at, :].T), tile, j))
-        dscores = weights * (dweights - delta_tile[:, None]) * slope
-        return sums + _dot(dscores.astype(k_tile.dtype), k_tile)
+        _, _, dproducts = _gradients(scores, lse_tile, delta_tile, dweights)
+        return sums + _dot(dproducts.astype(k_tile.dtype), k_tile)
 
     begin, end = keys_seen(tiles, tile, count, width, first[0])
     sums = jax.lax.fori_loop(begin, end, body, jnp.zeros(q_tile.shape))
@@ -95,13 +103,12 @@ def backward_keys(
         at = pl.ds(i * block, block)
         q_tile, dout_tile = q[at, :], dout[at, :]
         their = queries[0, at], queries[1, at]
-        scores, slope = _scores(tiles, q_tile, k_tile, their, own, width, _bias(bias, i, tile, count))
-        weights = jnp.exp(scores - lse[at][:, None])
+        scores = _scores(tiles, q_tile, k_tile, their, own, width, _bias(bias, i, tile, count))
         dweights = drop.scaled(drop(_dot(dout_tile, v_tile.T), i, tile))
-        dscores = weights * (dweights - delta[at][:, None]) * slope
+        weights, _, dproducts = _gradients(scores, lse[at], delta[at], dweights)
         used = drop(weights, i, tile).astype(v_tile.dtype)
         dk, dv = sums
-        return dk + _dot(dscores.astype(q_tile.dtype).T, q_tile), dv + _dot(used.T, dout_tile)
+        return dk + _dot(dproducts.astype(q_tile.dtype).T, q_tile), dv + _dot(used.T, dout_tile)
 
     begin, last = queries_seeing(tiles, tile, q.shape[0] // block, width, end[0])
     dk, dv = jax.lax.fori_loop(begin, last, body, (jnp.zeros(k_tile.shape), jnp.zeros(v_tile.shape)))
@@ -123,16 +130,16 @@ def backward_bias(
         end = jnp.where(unseen, begin, end)
 
     def row(b: Any, sums: jax.Array) -> jax.Array:
-        drop = Drop(block, (0, 1), None if drawn is None else [drawn[b, i] for i in range(3)])
+        drop = _drop(tiles, None if drawn is None else [drawn[b, i] for i in range(3)])
 
         def body(i: Any, sums: jax.Array) -> jax.Array:
             j = i - apart
             at, to = pl.ds(i * block, block), pl.ds(j * block, block)
             own, their = (queries[b, 0, at], queries[b, 1, at]), (keys[b, 0, to], keys[b, 1, to], keys[b, 2, to])
-            scores, _ = _scores(tiles, q[b, at, :], k[b, to, :], own, their, width, bias_tile)
-            weights = jnp.exp(scores - lse[b, at][:, None])
+            scores = _scores(tiles, q[b, at, :], k[b, to, :], own, their, width, bias_tile)
             dweights = drop.scaled(drop(_dot(dout[b, at, :], v[b, to, :].T), i, j))
-            return sums + weights * (dweights - delta[b, at][:, None])
+            _, dscores, _ = _gradients(scores, lse[b, at], delta[b, at], dweights)
+            return sums + dscores
 
         return jax.lax.fori_loop(begin, end, body, sums)
 
