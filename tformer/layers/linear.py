@@ -88,7 +88,8 @@ def product(
 ) -> jax.Array:
     """Returns einsum(equation, x, kernel) in a dtype, by the kernel's integers where there are some.
 
-    What the few tokens of a step give is transposed after their product: XLA would transpose the kernel instead.
+    On a CPU, and for the few tokens of a step, the result is transposed after the product: XLA would make it from
+    a transposed kernel instead, which takes longer.
     """
     inputs, rest = equation.split(',')
     letters, outputs = rest.split('->')
@@ -102,7 +103,8 @@ def product(
             return einsum(equation, dtype, x, kernel)
         return widening_einsum(equation, dtype, x, kernel)
 
-    if x.shape[1] > STEP or kept == outputs or len(kept) > len(outputs):
+    turned = kept != outputs and len(kept) == len(outputs)
+    if not turned or (x.shape[1] > STEP and platform() != 'cpu'):
         return times(equation)
     return jnp.einsum(f'{kept}->{outputs}', times(f'{inputs},{letters}->{kept}'))
 
