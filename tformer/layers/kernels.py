@@ -163,9 +163,20 @@ def probabilities(q_BNTH: jax.Array, k_BKSH: jax.Array, mask_BTS: jax.Array, opt
 
     They sum to 1, with a sink to less. A query that sees nothing has uniform weights, with a sink zeros.
     """
-    K = k_BKSH.shape[1]
-    logits_BKGTS = masked_logits(grouped(q_BNTH * options.scale, K), k_BKSH, mask_BTS, options.grouped(K))
-    return normalized(logits_BKGTS, None if options.sink_N is None else options.sink_N.reshape(1, K, -1, 1, 1))
+    (B, N, T, _), K = q_BNTH.shape, k_BKSH.shape[1]
+
+    def rows(x_BNTX: jax.Array) -> jax.Array:
+        """Returns x_BKRX: R = G T queries of a key head, of whose product XLA makes all that follows in one pass."""
+        return x_BNTX.reshape(-1, K, N // K * T, x_BNTX.shape[-1])
+
+    sink_1KR1, by_row = None, options
+    if options.sink_N is not None:
+        sink_1KR1 = rows(jnp.broadcast_to(options.sink_N[None, :, None, None], (1, N, T, 1)))
+    if options.bias is not None:
+        by_row = options._replace(bias=rows(options.bias))
+    logits_BKRS = einsum('BKRH,BKSH->BKRS', jnp.float32, rows(q_BNTH * options.scale), k_BKSH)
+    logits_BKRS = masked(logits_BKRS, jnp.tile(mask_BTS, (1, N // K, 1))[:, None], by_row)
+    return normalized(logits_BKRS, sink_1KR1).reshape(B, K, N // K, T, -1)
 
 
 def normalized(logits: jax.Array, sink: jax.Array | None) -> jax.Array:
@@ -179,9 +190,10 @@ def normalized(logits: jax.Array, sink: jax.Array | None) -> jax.Array:
 
 def attend(probs_BKGTS: jax.Array, v_BKSU: jax.Array) -> jax.Array:
     """Returns the values' sums out_BNTU under the given weights."""
-    B, K, G, T, _ = probs_BKGTS.shape
-    out_BKGTU = einsum('BKGTS,BKSU->BKGTU', v_BKSU.dtype, probs_BKGTS.astype(v_BKSU.dtype), v_BKSU)
-    return out_BKGTU.reshape(B, K * G, T, v_BKSU.shape[-1])
+    B, K, G, T, S = probs_BKGTS.shape
+    probs_BKRS = probs_BKGTS.astype(v_BKSU.dtype).reshape(B, K, G * T, S)
+    out_BKRU = einsum('BKRS,BKSU->BKRU', v_BKSU.dtype, probs_BKRS, v_BKSU)
+    return out_BKRU.reshape(B, K * G, T, v_BKSU.shape[-1])
 
 
 def reference(

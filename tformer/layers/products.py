@@ -1,11 +1,15 @@
 """Products of activations with kernels, or with one another, whose gradients XLA makes fast on a CPU."""
 
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from tformer.distributed.sharding import platform
+
+
+LEAST = 8  # numbers that a product sums, or gives: XLA aborts as it compiles some of fewer in another order
 
 
 def einsum(equation: str, dtype: Any, x: jax.Array, y: jax.Array) -> jax.Array:
@@ -33,6 +37,11 @@ def _backward(equation: str, dtype: Any, operands: Any, dz: jax.Array) -> tuple[
     (dx,) = jax.linear_transpose(lambda x: _product(equation, dtype, x, y), x)(dz)
     operand, rest = equation.split(',')
     other, result = rest.split('->')
+    sizes, batch = dict(zip(operand + result, x.shape + dz.shape, strict=True)), set(operand) & set(result)
+    summed, given = set(operand) - set(other), set(other) - batch
+    if min(math.prod(sizes[letter] for letter in letters) for letters in (summed, given)) < LEAST:
+        (dy,) = jax.linear_transpose(lambda y: _product(equation, dtype, x, y), y)(dz)
+        return dx, dy
     (small, first), (large, second) = sorted([(operand, x), (result, dz)], key=lambda each: each[1].size)
     found = ''.join(sorted(other, key=(small + large).index))
     dy = jnp.einsum(f'{small},{large}->{found}', first, second)
