@@ -117,7 +117,7 @@ def test_a_layout_may_be_a_single_chip(programs):
     assert made('v5e:1x1', 'v6e:1x1', 'v5p:1x1x1', 'v5p:2x2x4') == ['1', '1', '1', '16']
 
 
-KERNELS = {  # of rows that are padded, and that are packed or on the axis `context`, and with dropout
+KERNELS = {  # of rows that are padded, and that are packed or on the axis `context`, and with dropout or a bias
     'v5e:2x4': ('tpu_custom_call splash_mha_fwd', 'tpu_custom_call splash_mha_fwd', 'tpu_custom_call attention_fwd'),
     'h100:8': ('__cudnn$fmha', '__gpu$xla.gpu.triton', '__gpu$xla.gpu.triton'),
 }
@@ -133,8 +133,8 @@ def attention(request):
 @pytest.mark.parametrize('case', ahead_attention.CASES)
 def test_attention_is_the_platforms_kernel_and_makes_nothing_of_two_lengths(attention, case):
     device, rows = attention
-    row, (mesh, _, batching, rate, _) = rows[case], case
-    name = KERNELS[device][2 if rate else batching == 'pack' or mesh == 'context']
+    row, (mesh, _, batching, rate, position) = rows[case], case
+    name = KERNELS[device][2 if rate or position != 'rope' else batching == 'pack' or mesh == 'context']
     assert any(kernel.startswith(name) for kernel in row['kernels']), row['kernels']
     assert row['squares'] == []
 

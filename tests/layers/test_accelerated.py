@@ -169,6 +169,25 @@ def test_each_hypothesis_of_a_beam_sees_its_own_tokens(kernel, order):
     )
 
 
+@pytest.mark.parametrize(
+    ('case', 'most', 'by'),
+    [
+        (Case(bias=True), 128**2, 'cudnn'),
+        (Case(bias=True), 128**2 - 1, 'triton'),  # more pairs than cuDNN gets the biases of
+        (Case(bias=True, packed=True), 128**2, 'triton'),
+        (Case(), 1, 'cudnn'),
+    ],
+)
+def test_cudnn_gets_the_bias_of_all_pairs_where_they_are_few_and_it_knows_the_mask(monkeypatch, case, most, by):
+    case, given = case._replace(lengths=(128, 128)), []
+    arrays, (mask, _) = make(case), make_mask(case)
+    monkeypatch.setattr(cudnn, 'MOST_PAIRS', most)
+    monkeypatch.setattr(cudnn, '_attend', lambda *call: given.append('cudnn'))
+    monkeypatch.setattr(cudnn, 'triton', lambda *call: given.append('triton'))
+    cudnn.cudnn(arrays['q'], arrays['k'], arrays['v'], mask, ScoreOptions(0.3, bias_1NX=arrays.get('bias_1NX')))
+    assert given == [by]
+
+
 KNOWN = {'causal', 'several blocks', 'full', 'across', 'groups', 'fewer key heads than devices', 'window'}
 KNOWN |= {'a window in several blocks', 'window, here none'}
 

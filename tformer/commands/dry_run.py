@@ -26,6 +26,7 @@ from tformer.decode.sample import prefill
 from tformer.distributed import costs, devices, hlo, sharding, traffic
 from tformer.distributed.devices import Target, Times, times
 from tformer.errors import UserError
+from tformer.layers import kernel_choice
 from tformer.layers.quantized import Quantized, without_kernels
 from tformer.model import QUANTIZATIONS, quantized
 from tformer.training import flops, setup
@@ -136,9 +137,9 @@ def compile_program(name: str, config: Config, target: Target) -> DryRun:
     mesh = make_mesh(config, target)
     batch = abstract_batch(config, mesh)
     with sharding.placed(mesh, config.mesh):
-        program = make_program(config, batch, mesh)
-        if target.device.platform == 'cuda' and program.attention_kernel == 'cudnn':
+        if target.jax_platform == 'gpu' and kernel_choice.pick(config.model, 'gpu') == 'cudnn':
             devices.find_cudnn()
+        program = make_program(config, batch, mesh)
         state = program.abstract_state
         traced, held = PROGRAMS[name](program, state, batch)
         began = time.perf_counter()

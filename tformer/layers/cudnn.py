@@ -10,6 +10,8 @@ from tformer.layers.masks import AttentionMask, Sight
 from tformer.layers.parallel.each_device import on_each_device
 from tformer.layers.triton import triton
 
+MOST_PAIRS = 2048**2  # of queries and keys of a head, whose biases fit beside what a layer holds
+
 
 def cudnn(
     q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSH: jax.Array, mask: AttentionMask, options: ScoreOptions
@@ -17,15 +19,17 @@ def cudnn(
     """`jax.nn.dot_product_attention` by cuDNN, in its own layout BTNH, on each device's own rows and heads.
 
     cuDNN knows causal masks, their windows, and lengths of keys: rows that are padded behind. For all others, such as
-    packed rows, a prefix, or a window to both sides, `triton` reads positions and segments; where there is a bias, the
-    mask is added to it. Queries of padding get zeros.
+    packed rows, a prefix, or a window to both sides, `triton` reads positions and segments, and of long rows it takes
+    the bias by distance, of which cuDNN would need that of all pairs. Where there is no other, the mask is added to the
+    bias. Queries of padding get zeros.
     """
     refuse('cudnn', options, 'softcap', 'sink_N', 'dropout_rate')
+    few = options.bias_1NX is None or q_BNTH.shape[2] * k_BKSH.shape[2] <= MOST_PAIRS
+    if options.bias is None and not (knows(mask) and few):
+        return triton(q_BNTH, k_BKSH, v_BKSH, mask, options)
     options = options.of_pairs(q_BNTH.shape[2])
     if options.bias is not None:  # the partitioner knows how to split it
         return _attend(q_BNTH, k_BKSH, v_BKSH, mask, options)
-    if not knows(mask):
-        return triton(q_BNTH, k_BKSH, v_BKSH, mask, options)
 
     def attend(q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSH: jax.Array, mask: AttentionMask, none: None) -> jax.Array:
         return _attend(q_BNTH, k_BKSH, v_BKSH, mask, options)

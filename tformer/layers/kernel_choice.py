@@ -97,11 +97,14 @@ def pick(cfg: Model, platform: str) -> str:
     return next(name for name in BEST.get(platform, ('reference',)) if unserved(name, asked, platform) is None)
 
 
-def described(cfg: Model, platform: str) -> str:
-    """Returns the pick in words, and why it is none of the kernels that would be faster."""
+def described(cfg: Model, platform: str, *, packed: bool) -> str:
+    """Returns the pick in words, and why it is none of the kernels that would be faster; `packed` are rows of several
+    examples."""
     picked, asked, best = pick(cfg, platform), needs(cfg), BEST.get(platform, ())
     faster = best[: best.index(picked)] if picked in best and cfg.attention_kernel == AUTO else ()
     why = [f'{name} does not serve {", ".join(_missing(KERNELS[name], asked, platform))}' for name in faster]
+    if picked == 'cudnn' and packed:
+        picked, why = 'triton', ['cudnn does not serve packed rows']
     return f'attention by {picked}' + f' ({"; ".join(why)})' * bool(why)
 
 
@@ -136,7 +139,7 @@ KERNELS: dict[str, Kernel] = {
     'chunked': Kernel(on_arrays(kernels.chunked), frozenset(FEATURES)),
     'blocked': Kernel(blocked, frozenset(FEATURES), ordered=True),
     'xla': Kernel(on_arrays(kernels.xla), frozenset({'bias', 'odd_heads', 'float32', 'bfloat16', 'deterministic'})),
-    'cudnn': Kernel(cudnn, frozenset({'bias', 'bfloat16'}), ('gpu',), ordered=True),
+    'cudnn': Kernel(cudnn, frozenset({'bias', 'bfloat16'}), ('gpu',), ordered=True, by_distance=True),
     'triton': Kernel(triton, frozenset(FEATURES), ('gpu',), ordered=True, by_distance=True),
     'flash': Kernel(flash, SHARED, ('tpu',), ordered=True),
     'mosaic': Kernel(mosaic, frozenset(FEATURES), ('tpu',), ordered=True, by_distance=True),
