@@ -1,6 +1,7 @@
 """Which attention kernels serve a model on this machine."""
 
 import dataclasses
+import functools
 
 import pytest
 
@@ -83,7 +84,15 @@ def test_deterministic_operations_are_not_for_cudnn(monkeypatch, flag):
 
 def test_a_slower_kernel_is_named_with_what_the_faster_ones_lack():
     alibi = Model(position='alibi', attention_softcap=5.0, dtype='bfloat16')
-    assert described(alibi, 'gpu') == ('attention by triton (cudnn does not serve model.attention_softcap)')
-    assert described(Model(), 'tpu') == 'attention by flash'
-    assert described(alibi, 'cpu') == 'attention by reference'
-    assert described(Model(attention_kernel='chunked'), 'gpu') == 'attention by chunked', 'as the user asked'
+    named = functools.partial(described, packed=False)
+    assert named(alibi, 'gpu') == 'attention by triton (cudnn does not serve model.attention_softcap)'
+    assert named(Model(), 'tpu') == 'attention by flash'
+    assert named(alibi, 'cpu') == 'attention by reference'
+    assert named(Model(attention_kernel='chunked'), 'gpu') == 'attention by chunked', 'as the user asked'
+
+
+@pytest.mark.parametrize('asked', ['auto', 'cudnn'])
+def test_rows_of_several_examples_are_said_to_be_of_the_kernel_that_computes_them(asked):
+    model = Model(dtype='bfloat16', attention_kernel=asked)
+    assert described(model, 'gpu', packed=False) == 'attention by cudnn'
+    assert described(model, 'gpu', packed=True) == 'attention by triton (cudnn does not serve packed rows)'

@@ -7,6 +7,7 @@ from typing import Any
 
 from tformer.commands.dry_run import DryRun, compile_program
 from tformer.config import Config
+from tformer.data.batches.packing import BATCHING
 from tformer.distributed import costs, hlo, traffic
 from tformer.distributed.devices import Target, times
 from tformer.layers import kernel_choice
@@ -71,8 +72,8 @@ def _collectives(found: list[costs.Collective]) -> list[str]:
 
 
 def _kernels(run: DryRun) -> list[str]:
-    found, model = costs.kernels(run.program), run.config.model
-    attention = [] if model.recurrence else [kernel_choice.described(model, run.target.jax_platform)]
+    found, model, packed = costs.kernels(run.program), run.config.model, BATCHING[run.config.data.batching].packs
+    attention = [] if model.recurrence else [kernel_choice.described(model, run.target.jax_platform, packed=packed)]
     listed = ['kernels', *(f'  {name:<50} {count:>9,}' for name, count in found.items())] if found else []
     return attention + listed
 

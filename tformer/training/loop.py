@@ -10,6 +10,7 @@ import jax
 
 from tformer.config import Config
 from tformer.data.batches import pipeline
+from tformer.data.batches.packing import BATCHING
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.distributed import processes, sharding
 from tformer.errors import Stopped, UserError
@@ -185,7 +186,8 @@ def headline(program: Program, batches: pipeline.Batches, step: int) -> str:
     parameters = f'{number:,} parameters' + (f' ({trainable:,} trainable)' if trainable < number else '')
     resumed = f', resumed at step {step}' if step else ''
     model = program.config.model
-    kernel = kernel_choice.described(model, sharding.jax_platform(program.mesh))
+    packed = BATCHING[program.config.data.batching].packs
+    kernel = kernel_choice.described(model, sharding.jax_platform(program.mesh), packed=packed)
     attention = f', {kernel}' if model.recurrence is None else ''
     if program.teacher is not None:
         parameters += f', teacher of {count_parameters(sharding.unboxed(program.teacher.abstract)):,}'
