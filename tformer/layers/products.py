@@ -8,7 +8,6 @@ import jax.numpy as jnp
 
 from tformer.distributed.sharding import platform
 
-
 LEAST = 8  # numbers that a product sums, or gives: XLA aborts as it compiles some of fewer in another order
 
 
