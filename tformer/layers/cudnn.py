@@ -19,9 +19,9 @@ def cudnn(
     """`jax.nn.dot_product_attention` by cuDNN, in its own layout BTNH, on each device's own rows and heads.
 
     cuDNN knows causal masks, their windows, and lengths of keys: rows that are padded behind. For all others, such as
-    packed rows, a prefix, or a window to both sides, `triton` reads positions and segments, and of long rows it takes
-    the bias by distance, of which cuDNN would need that of all pairs. Where there is no other, the mask is added to the
-    bias. Queries of padding get zeros.
+    packed rows, a prefix, or a window to both sides, `triton` reads positions and segments. A bias by distance is made
+    one of all pairs for cuDNN where they are few, else it is `triton`'s, too; to a bias that is given for all pairs the
+    mask is added. Queries of padding get zeros.
     """
     refuse('cudnn', options, 'softcap', 'sink_N', 'dropout_rate')
     few = options.bias_1NX is None or q_BNTH.shape[2] * k_BKSH.shape[2] <= MOST_PAIRS

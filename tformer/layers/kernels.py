@@ -36,7 +36,7 @@ class ScoreOptions(NamedTuple):
     """
 
     scale: float  # factor on the scores, usually H^-0.5 (Vaswani et al. 2017, eq. 1)
-    # float32, [B or 1, N, T, S], added to the scaled, capped scores; for `masked_logits` by groups, BKGTS
+    # float32, [B or 1, N, T, S], added to the scaled, capped scores; for `masked` with the axes of its logits
     bias: jax.Array | None = None
     softcap: float | None = None  # bounds the scores by +-softcap (Gemma Team 2024)
     # float32, the score of one more key whose value is zero (gpt-oss, OpenAI 2025; zeros: Miller 2023)

@@ -8,14 +8,14 @@ import jax.numpy as jnp
 
 from tformer.distributed.sharding import platform
 
-LEAST = 8  # numbers that a product sums, or gives: XLA aborts as it compiles some of fewer in another order
+LEAST = 8  # numbers that a product sums, or gives: XLA aborts at some of fewer that are in another order than JAX's
 
 
 def einsum(equation: str, dtype: Any, x: jax.Array, y: jax.Array) -> jax.Array:
     """Returns `jnp.einsum(equation, x, y)` in a dtype.
 
     On a CPU the gradient of `y` is a product in the order that needs no transposition of its operands but the smaller
-    one's: in JAX's own order XLA takes up to three times as long.
+    one's, if it is not tiny: in JAX's own order XLA takes up to three times as long.
     """
     return (_ordered if platform() == 'cpu' else _product)(equation, dtype, x, y)
 
