@@ -280,6 +280,8 @@ def test_without_a_mesh_nothing_is_compiled():
 def test_flags_that_do_not_go_together_are_refused():
     assert 'not both' in inspect('--data', '--device=cpu:8', code=2)[1]
     assert 'need --device' in inspect('--decode', code=2)[1]
+    encoder = ['--config=configs/bert.py', '--device=cpu:1', '--decode']
+    assert 'model.family=encoder does not generate text' in inspect(*encoder, code=2)[1]
     assert "'v5e:8' is not a layout of TPU v5e" in inspect('--device=v5e:8', code=2)[1]
 
 

@@ -27,6 +27,7 @@ from tformer.commands import dry_run, dry_run_report
 from tformer.config import Config
 from tformer.data.batches import mixture
 from tformer.data.inspection import rendering, report
+from tformer.decode.text import check_writes
 from tformer.distributed import devices, sharding
 from tformer.distributed.devices import Target
 from tformer.errors import UserError
@@ -60,6 +61,8 @@ def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) 
     asks_for_mesh = flags.workdir is None or any(name.startswith('mesh.') for name in overrides)
     target = _target(flags, config, asks_for_mesh)
     checks.check_here(config, None if target is None else target.jax_platform)
+    if flags.decode:
+        check_writes(config)
     if flags.data:
         show_data(config, flags.workdir)
         return

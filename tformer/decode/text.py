@@ -119,6 +119,15 @@ def best(written: Iterable[tuple[int, list[Output]]]) -> list[str]:
     return [outputs[0].text for _, outputs in sorted(written)]
 
 
+def check_writes(config: Config) -> None:
+    """Raises a `UserError` where a model's family or objective does not write text."""
+    if config.model.family == 'encoder':
+        raise UserError('model.family=encoder does not generate text; valid: decoder, encoder_decoder')
+    if not tasks.TASKS[config.train.objective].writes:
+        valid = ', '.join(tasks.named('writes'))
+        raise UserError(f'train.objective={config.train.objective} does not write text; valid: {valid}')
+
+
 def make_writer(
     model: nn.Module, config: Config, tokenizers: Tokenizers, *, cut: bool, draft: nn.Module | None = None
 ) -> Writer:
@@ -134,12 +143,7 @@ def make_writer(
     Raises:
       UserError: the model's family or objective does not write text.
     """
-    if config.model.family == 'encoder':
-        raise UserError('model.family=encoder does not generate text; valid: decoder, encoder_decoder')
-    task = tasks.TASKS[config.train.objective]
-    if not task.writes:
-        valid = ', '.join(tasks.named('writes'))
-        raise UserError(f'train.objective={config.train.objective} does not write text; valid: {valid}')
+    check_writes(config)
     target = tokenizers.target
     eos, *others = ends = tokenizers.ends(config)
     nothing = [*np.flatnonzero(~target.ordinary).tolist(), *range(target.vocab_size, config.model.vocab_size or 0)]
