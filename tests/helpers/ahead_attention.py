@@ -16,10 +16,11 @@ MESHES = {
     'fsdp': Mesh(data=1, fsdp=8),
     'tensor': Mesh(data=2, tensor=4),
     'context': Mesh(data=2, context=4),
+    'stages': Mesh(data=2, tensor=2, pipeline=2),  # of two layers each, one after the other
 }
 CASES = [
     ('data', 8192, 'pad', 0.0, 'relative'),  # first, as cuDNN must be there before its bias of all pairs is traced
-    *((mesh, 8192, batching, 0.0, 'rope') for mesh in MESHES for batching in ('pad', 'pack')),
+    *((mesh, 8192, batching, 0.0, 'rope') for mesh in MESHES if mesh != 'stages' for batching in ('pad', 'pack')),
     *((mesh, 8192, 'pack', 0.1, 'rope') for mesh in ('data', 'tensor', 'context')),
     *(('data', 32768, 'pack', rate, 'rope') for rate in (0.0, 0.1)),
 ]
@@ -28,15 +29,18 @@ CASES += [
     *((mesh, 8192, 'pack', 0.1, 'relative') for mesh in ('data', 'context')),
     ('data', 32768, 'pack', 0.1, 'relative'),
     ('context', 8192, 'pack', 0.0, 'relative'),
+    ('stages', 8192, 'pack', 0.0, 'rope'),
 ]
 
 
 def case(mesh: str, length: int, batching: str, rate: float, position: str) -> Config:
     """Returns the config of a small decoder without any axis of its own that is as long as a block of a row."""
+    stages = MESHES[mesh].pipeline
     return Config(
         model=Model(
-            vocab_size=512, emb_dim=256, mlp_dim=512, num_heads=4, head_dim=64, num_decoder_layers=2, max_len=length,
-            position=position, norm='rmsnorm', dropout_rate=0.0, attention_dropout_rate=rate, dtype='bfloat16',
+            vocab_size=512, emb_dim=256, mlp_dim=512, num_heads=4, head_dim=64, num_decoder_layers=2 * stages,
+            max_len=length, position=position, norm='rmsnorm', dropout_rate=0.0, attention_dropout_rate=rate,
+            dtype='bfloat16', scan_layers=stages == 1,
         ),
         data=Data(length=length, batching=batching),
         train=Train(batch_size=8, num_steps=10, loss_chunk=512),

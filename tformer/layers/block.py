@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from tformer.distributed.sharding import Schedule, constrain, partitioned, schedule, unboxed
+from tformer.distributed.sharding import Schedule, constrain, partitioned, platform, schedule, unboxed
 from tformer.errors import choose
 from tformer.layers.attention import ATTENTION_PATTERNS, Attention, AttentionContext
 from tformer.layers.cache import Cached, KeyValues
@@ -239,6 +239,7 @@ class Stack(LayerStack):
         same ones of a key and these numbers.
         """
         cfg, block = self.cfg, remat(Block, self.cfg)(self.cfg, self.stack, self.cross, parent=None)
+        scan = cfg.scan_layers or platform() == 'tpu'  # whose XLA aborts at two layers in turn that `tensor` splits
         variables = {kind: tree for kind, tree in self.layers.variables.items() if kind in ('params', INT8)}
 
         def layer(
@@ -254,7 +255,7 @@ class Stack(LayerStack):
             x_BTD,
             (inputs, self.make_rng('dropout') if self.has_rng('dropout') else None),
             stages,
-            unroll=1 if cfg.scan_layers else True,
+            unroll=1 if scan else True,
         )
 
     def cross_keys_values(self, encoded_BSD: jax.Array, angles: Any) -> Cached:
