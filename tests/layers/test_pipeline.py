@@ -171,7 +171,7 @@ def test_a_stage_keeps_of_each_tick_what_model_remat_says():
         return {tuple(map(int, shape.split(','))) for shape in found}, cfg
 
     (everything, cfg), (without_scores, _), (stream, _) = kept(None), kept('attention'), kept('full')
-    scores = (each, cfg.num_heads, 1, T, T)
+    scores = (each, cfg.num_heads, T, T)
     assert scores in everything and scores not in without_scores | stream
     assert (each, T, cfg.mlp_dim) in everything & without_scores
     assert stream == {(each, T, cfg.emb_dim)}
