@@ -72,7 +72,8 @@ def _collectives(found: list[costs.Collective]) -> list[str]:
 
 
 def _kernels(run: DryRun) -> list[str]:
-    found, model, packed = costs.kernels(run.program), run.config.model, BATCHING[run.config.data.batching].packs
+    found, model = costs.kernels(run.program), run.config.model
+    packed = run.name == 'train step' and BATCHING[run.config.data.batching].packs  # texts are decoded one a row
     attention = [] if model.recurrence else [kernel_choice.described(model, run.target.jax_platform, packed=packed)]
     listed = ['kernels', *(f'  {name:<50} {count:>9,}' for name, count in found.items())] if found else []
     return attention + listed

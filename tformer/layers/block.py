@@ -239,7 +239,7 @@ class Stack(LayerStack):
         same ones of a key and these numbers.
         """
         cfg, block = self.cfg, remat(Block, self.cfg)(self.cfg, self.stack, self.cross, parent=None)
-        scan = cfg.scan_layers or platform() == 'tpu'  # whose XLA aborts at two layers in turn that `tensor` splits
+        scan = cfg.scan_layers or platform() == 'tpu'  # XLA aborts there at two layers in turn
         variables = {kind: tree for kind, tree in self.layers.variables.items() if kind in ('params', INT8)}
 
         def layer(

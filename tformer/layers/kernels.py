@@ -32,7 +32,7 @@ Part = tuple[jax.Array, jax.Array, jax.Array | None]  # keys, mask and bias of a
 
 class ScoreOptions(NamedTuple):
     """What happens to the scores of queries and keys. Another such choice is one more field here and, where it acts on
-    single scores, one more line in `masked_logits`.
+    single scores, one more line in `masked`.
     """
 
     scale: float  # factor on the scores, usually H^-0.5 (Vaswani et al. 2017, eq. 1)
