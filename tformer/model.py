@@ -45,6 +45,11 @@ class LogitsInput(NamedTuple):
     variables: Any  # those that it needs
     x_BTD: jax.Array  # the residual stream after the last stack
 
+    def logits(self, real_BT: jax.Array, padded: bool = False) -> jax.Array:
+        """Returns what `Family.logits` does."""
+        found: Any = self.model.apply(self.variables, self.x_BTD, real_BT, padded, method='logits')
+        return found
+
 
 class Family(nn.Module):
     """What all families share: token embeddings below the stacks, and heads on the residual stream after the last one.
@@ -64,9 +69,10 @@ class Family(nn.Module):
         """Returns x_BTD, the residual stream after the last stack."""
         raise NotImplementedError
 
-    def logits(self, x_BTD: jax.Array, real_BT: jax.Array) -> jax.Array:
-        """Returns logits_BTV, float32, of the residual stream after the last stack."""
-        return self.head(x_BTD, real_BT, self.embed.logits if self.cfg.tied_embeddings in ('all', 'output') else None)
+    def logits(self, x_BTD: jax.Array, real_BT: jax.Array, padded: bool = False) -> jax.Array:
+        """Returns logits_BTV, float32, of the residual stream after the last stack; `padded`: as `VocabularyHead`."""
+        tied = self.embed.logits if self.cfg.tied_embeddings in ('all', 'output') else None
+        return self.head(x_BTD, real_BT, tied, padded)
 
     def __call__(self, batch: Batch, dropout_rates: DropoutRates | None = None) -> jax.Array:
         """Returns logits_BTV, float32."""
@@ -87,17 +93,23 @@ class Family(nn.Module):
         batch: Batch,
         dropout_rates: DropoutRates | None = None,
         *,
-        chunk: int,
+        chunk: int | None,
         teacher: LogitsInput | None = None,
         temperature: float | jax.Array = 1.0,
     ) -> TokenStatistics:
-        """Returns the statistics [B, T] of each token's logits, of which only [B, chunk, V] are in memory at once.
+        """Returns the statistics [B, T] of each token's logits, of which only [B, chunk, V] are in memory at once, or
+        all of them.
 
-        The backward pass computes the logits again, chunk by chunk. Each device adds up the gradients of its own tokens
-        over all chunks, in float32, before devices exchange the sums. With a `teacher` they have the divergence from
-        its logits at a temperature, of which no more are in memory either.
+        In chunks the backward pass computes the logits again, chunk by chunk. Each device adds up the gradients of its
+        own tokens over all chunks, in float32, before devices exchange the sums. With a `teacher` they have the
+        divergence from its logits at a temperature, of which no more are in memory either.
         """
-        own, T = self.logits_input(batch, dropout_rates), batch['targets'].shape[1]
+        V, padded, targets_BT, real_BT = self.cfg.vocab_size, teacher is None, batch['targets'], real_tokens(batch)
+        if chunk is None:
+            logits_BTV = self.logits(self.features(batch, dropout_rates), real_BT, padded)
+            taught = None if teacher is None else teacher.logits(real_BT)
+            return token_statistics(logits_BTV, targets_BT, taught, temperature, size=V)
+        own, T = self.logits_input(batch, dropout_rates), targets_BT.shape[1]
         count, inputs = -(-T // chunk), [own] if teacher is None else [own, teacher]
         models, variables, streams = (list(part) for part in zip(*inputs, strict=True))
         exact = jax.tree.map(lambda x: x.astype(jnp.float32), own.variables['params'])
@@ -117,14 +129,14 @@ class Family(nn.Module):
             def one(part: Any) -> TokenStatistics:
                 streams, real_BT, targets_BT = part
                 each = zip(models, variables, streams, strict=True)
-                logits: Any = [model.apply(own, x, real_BT, method='logits') for model, own, x in each]
-                return token_statistics(logits[0], targets_BT, *logits[1:], *temperatures)
+                logits = [LogitsInput(*own).logits(real_BT, padded) for own in each]
+                return token_statistics(logits[0], targets_BT, *logits[1:], *temperatures, size=V)
 
             found = jax.lax.map(one, jax.tree.map(split, tokens))
             return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 2).reshape(x.shape[1], -1)[:, : tokens[1].shape[1]], found)
 
         shared = variables, [] if teacher is None else [temperature]
-        return on_own_tokens(in_chunks, shared, (streams, real_tokens(batch), batch['targets']))
+        return on_own_tokens(in_chunks, shared, (streams, real_BT, targets_BT))
 
     def transform(self, x: jax.Array) -> jax.Array:
         """Returns x [..., D] as the heads of tasks read it."""

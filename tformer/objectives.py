@@ -233,10 +233,16 @@ class Objective(Loss):
     teacher: bool = False  # whether a teacher's outputs are part of the loss that is trained
 
     def method_for(self, chunk: int | None, **teacher: Any) -> Method:
-        """Returns the method; with `chunk` one that gives the statistics of that many positions' logits at a time."""
-        if chunk is None:
+        """Returns the method that learns; of tokens it gives the statistics of their logits, `chunk` positions of a row
+        at a time, or of a model that has none the logits."""
+        if self.method != '__call__':
             return self.method
-        return lambda model, *args: model.token_statistics(*args, chunk=chunk, **teacher)
+
+        def learn(model: nn.Module, *args: Any) -> Any:
+            statistics = getattr(model, 'token_statistics', None)
+            return model(*args) if statistics is None else statistics(*args, chunk=chunk, **teacher)
+
+        return learn
 
     def taught_by(self, teacher: nn.Module | None, variables: Any, train: Train) -> Teach:
         """Returns the `Teach` of a teacher with these variables; None: there is none."""
@@ -246,10 +252,10 @@ class Objective(Loss):
             own = self.method_for(chunk)
             if teacher is None:
                 return own, ()
-            in_parts = chunk is not None and not self.with_reference
-            method = 'logits_input' if in_parts else own
+            within = self.method == '__call__' and not self.with_reference
+            method = 'logits_input' if within else own
             outputs: Any = teacher.apply(jax.lax.stop_gradient(variables), batch, DropoutRates(), method=method)
-            if in_parts:
+            if within:
                 own, outputs = self.method_for(chunk, teacher=outputs, temperature=options[1]), None
             return own, (Teaching(outputs, *options),)
 

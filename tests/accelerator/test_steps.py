@@ -44,12 +44,16 @@ MESHES = {  # of as many devices as there are, up to eight; and a family for eac
 }
 
 
-def make_config(family, mesh):
+WIDE = {'emb_dim': 256, 'mlp_dim': 512, 'num_heads': 4, 'head_dim': 64, 'vocab_size': 8202, 'scan_layers': False}
+
+
+def make_config(family, mesh, **fields):
     objective, differences = FAMILIES[family]
     layers = {f'num_{stack}_layers': LAYERS for stack in ('encoder', 'decoder') if stack in family}
-    model = Model(family=family, vocab_size=V, max_len=T, dropout_rate=0.0, **SIZES, **layers, **differences)
+    sizes = {'vocab_size': V, **SIZES} | differences | fields
+    model = Model(family=family, max_len=T, dropout_rate=0.0, **layers, **sizes)
     train = Train(objective=objective, num_steps=STEPS, batch_size=ROWS)
-    return checks.resolve(Config(model=model, train=train, data=Data(length=T), mesh=mesh), vocab_size=V)
+    return checks.resolve(Config(model=model, train=train, data=Data(length=T), mesh=mesh), vocab_size=model.vocab_size)
 
 
 def make_batch(config, seed):
@@ -94,6 +98,32 @@ def initial(family):
     with sharding.placed(laid_out, cfg.mesh):
         rules, batch = sharding.make_rules(cfg.mesh), make_batch(cfg, 0)
         return jax.device_get(make_start(net, objective, descent(RATE), hyper, batch, laid_out, rules)[0](hyper))
+
+
+def first_gradients(family, devices, dtype):
+    """Returns the gradients of a wide model's first step, of parameters that the CPU draws, in a type."""
+    cfg = make_config(family, Mesh(data=1), **WIDE, dtype=dtype, activation='gelu_tanh', norm='layernorm')
+    net, objective, hyper = build(cfg.model), OBJECTIVES[cfg.train.objective], Hyperparameters.of(cfg)
+    batch, found = make_batch(cfg, 0), None
+    for device in (jax.devices('cpu')[:1], devices):
+        laid_out, rules = sharding.make_mesh(cfg.mesh, device), sharding.make_rules(cfg.mesh)
+        with sharding.placed(laid_out, cfg.mesh):
+            start, placed = make_start(net, objective, descent(RATE), hyper, batch, laid_out, rules)
+            found = jax.device_put(jax.device_get(start(hyper)) if found is None else found, placed)
+            step = jax.jit(make_train_step(net, objective, descent(RATE), cfg), out_shardings=(placed, None))
+            if device == devices:
+                found, _ = step(found, jax.device_put(batch, sharding.batch_sharding(laid_out)), hyper)
+        found = jax.device_get(found)
+    return found.opt_state
+
+
+@pytest.mark.parametrize('family', FAMILIES)
+def test_bfloat16_is_as_near_to_float32_on_the_chip_as_on_the_cpu(family):
+    """With the kernels of norms, activations, attention and losses, biases and a vocabulary that is padded."""
+    cpu, chip = (tuple(jax.devices(name)[:1]) for name in ('cpu', jax.default_backend()))
+    exact = first_gradients(family, cpu, 'float32')
+    theirs, own = (relative(first_gradients(family, devices, 'bfloat16'), exact) for devices in (cpu, chip))
+    assert own <= 1.5 * theirs < 0.1
 
 
 def assert_near(found, wanted):

@@ -98,7 +98,7 @@ def by_hand(case, kept_BNTS, rate, arrays, mask):
     options, mask_BTS = ScoreOptions(0.25, softcap=case.softcap, sink_N=arrays.get('sink_N')), mask.array()
     probs_BKGTS = kernels.probabilities(arrays['q'], arrays['k'], mask_BTS, options)
     probs_BKGTS *= kept_BNTS.reshape(probs_BKGTS.shape) / (1 - rate)
-    return kernels.seen(kernels.attend(probs_BKGTS, arrays['v']), mask_BTS)
+    return kernels.seen(kernels.attend(probs_BKGTS, arrays['v'], case.heads[0]), mask_BTS)
 
 
 def assert_near(found, wanted):

@@ -76,7 +76,7 @@ def test_attention_of_three_tokens():
     everyone = jnp.ones((1, 3, 3), bool)
     probs = attention_probabilities(q, k, everyone)
     assert np.allclose(probs[0, 0, 0], WEIGHTS, atol=6e-6)
-    out = attend(probs, v)[0, 0]
+    out = attend(probs, v, 1)[0, 0]
     assert np.allclose(out[:, 0], FIRST_COLUMN, atol=1e-5)
     assert np.allclose(np.diff(out, axis=1), 1, atol=1e-5)
 
@@ -100,7 +100,7 @@ def test_grouped_queries_share_keys_in_order():
     assert np.allclose(grouped, full, atol=1e-6)
     v = k + 1
     assert np.allclose(
-        attend(grouped.reshape(1, 2, 2, 3, 3), v), attend(full[:, :, None], jnp.repeat(v, 2, 1)), atol=1e-6
+        attend(grouped.reshape(1, 2, 2, 3, 3), v, 4), attend(full[:, :, None], jnp.repeat(v, 2, 1), 4), atol=1e-6
     )
 
 
@@ -322,7 +322,7 @@ def test_attention_costs_length_squared_times_width_and_reaches_any_token_in_one
 
     def operations(T, d):
         shapes = jax.ShapeDtypeStruct((1, 1, T, d), jnp.float32), jax.ShapeDtypeStruct((1, T, T), bool)
-        attention = jax.jit(lambda x, mask: attend(probabilities(x, x, mask, ScoreOptions(1.0)), x))
+        attention = jax.jit(lambda x, mask: attend(probabilities(x, x, mask, ScoreOptions(1.0)), x, 1))
         program = attention.lower(*shapes[:1], shapes[1])
         return program.compile().cost_analysis()['flops']
 
@@ -332,7 +332,7 @@ def test_attention_costs_length_squared_times_width_and_reaches_any_token_in_one
 
     def first_by_last(x):
         mask = jnp.ones((1, 64, 64), bool)
-        return attend(probabilities(x, x, mask, ScoreOptions(1.0)), x)[0, 0, 0].sum()
+        return attend(probabilities(x, x, mask, ScoreOptions(1.0)), x, 1)[0, 0, 0].sum()
 
     x = jnp.asarray(np.random.default_rng(0).standard_normal((1, 1, 64, 8)), jnp.float32)
     assert np.abs(jax.grad(first_by_last)(x)[0, 0, -1]).max() > 0

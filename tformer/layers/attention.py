@@ -19,6 +19,7 @@ from tformer.layers.masks import AttentionMask
 from tformer.layers.norms import HEAD_NORMS
 from tformer.layers.parallel import ring_attention, ring_kernels
 from tformer.layers.positions import Angles, make_bias, rotate
+from tformer.layers.products import fork
 from tformer.layers.resolved import ResolvedModel
 
 ATTENTION_PATTERNS = {'global': False, 'local': True}  # whether a layer sees only the positions within the window
@@ -120,7 +121,8 @@ class Attention(nn.Module):
         if not self.cfg.attention_projections:
             heads_BNSH = split_heads(x_BSD, self.cfg.num_heads)
             return rotate(self.key_norm(heads_BNSH), angles), heads_BNSH
-        return rotate(self.key_norm(self.key(x_BSD)), angles), self.value(x_BSD)
+        for_values, for_keys = fork(x_BSD)
+        return rotate(self.key_norm(self.key(for_keys)), angles), self.value(for_values)
 
     def __call__(
         self,
@@ -171,7 +173,8 @@ class Attention(nn.Module):
         if self.is_mutable_collection('intermediates'):  # `reference` in steps: evaluation.activations comes between
             mask_BTS = mask.array()
             probs_BKGTS = self.probabilities(kernels.probabilities(q_BNTH, k_BKSH, mask_BTS, options))
-            out_BNTU = kernels.seen(kernels.attend(options.drop(probs_BKGTS), v_BKSU), mask_BTS)
+            out_BNTU = kernels.attend(options.drop(probs_BKGTS), v_BKSU, q_BNTH.shape[1])
+            out_BNTU = kernels.seen(out_BNTU, mask_BTS)
         else:
             name = kernel_choice.pick(cfg, platform())
             kernel = kernel_choice.KERNELS[name].function

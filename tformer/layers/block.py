@@ -23,6 +23,7 @@ from tformer.layers.norms import Norm, make_norm
 from tformer.layers.parallel.pipeline_stages import pipelined
 from tformer.layers.placements import PLACEMENTS, Function, Sublayer
 from tformer.layers.positions import POSITIONS, sinusoidal
+from tformer.layers.products import fork
 from tformer.layers.quantized import INT8
 from tformer.layers.resolved import ResolvedModel
 
@@ -101,8 +102,8 @@ class Block(nn.Module):
         self, h_BTD: jax.Array, cache: KeyValues | None, layer: PerLayer, inputs: StackInputs
     ) -> tuple[jax.Array, KeyValues | None]:
         """Returns (the output of self-attention, the cache extended by its keys and values)."""
-        context = inputs.own.of_layer(layer.local)
-        keys, values = self.attention.keys_values(h_BTD, context.query_angles)
+        context, (for_keys, h_BTD) = inputs.own.of_layer(layer.local), fork(h_BTD)
+        keys, values = self.attention.keys_values(for_keys, context.query_angles)
         if cache is not None and inputs.index is not None:
             cache = cache.extend(KeyValues.of(keys, values), inputs.index)
             keys, values = cache.pair(self.cfg.dtype)

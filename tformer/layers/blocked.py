@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from tformer.layers.kernels import ScoreOptions, attend, probabilities, seen
+from tformer.layers.kernels import ScoreOptions, attend, row_probabilities, seen
 from tformer.layers.masks import AttentionMask, Sight
 
 SIZE = 128  # the queries of a block are a multiple
@@ -37,6 +37,7 @@ def _attend(
         queries, keys = slice(first, first + size), slice(start, end)
         bias_BNTS = None if options.bias is None else options.bias[:, :, queries, keys]
         part = q_BNTH[:, :, queries], k_BKSH[:, :, keys], mask_BTS[:, queries, keys]
-        probs_BKGTS = options.drop(probabilities(*part, options._replace(bias=bias_BNTS)), index if size < T else None)
-        blocks.append(attend(probs_BKGTS, v_BKSU[:, :, keys]))
+        probs_BKRS = row_probabilities(*part, options._replace(bias=bias_BNTS))
+        kept_BKRS = options.drop(probs_BKRS, index if size < T else None)
+        blocks.append(attend(kept_BKRS, v_BKSU[:, :, keys], q_BNTH.shape[1]))
     return seen(jnp.concatenate(blocks, axis=2), mask_BTS)

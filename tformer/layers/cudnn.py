@@ -21,7 +21,8 @@ def cudnn(
     cuDNN knows causal masks, their windows, and lengths of keys: rows that are padded behind. For all others, such as
     packed rows, a prefix, or a window to both sides, `triton` reads positions and segments. A bias by distance is made
     one of all pairs for cuDNN where they are few, else it is `triton`'s, too; to a bias that is given for all pairs the
-    mask is added. Queries of padding get zeros.
+    mask is added. Queries that see nothing get zeros; those of padding get a mean of some values where cuDNN knows the
+    mask of tokens among themselves, which nobody reads.
     """
     refuse('cudnn', options, 'softcap', 'sink_N', 'dropout_rate')
     few = options.bias_1NX is None or q_BNTH.shape[2] * k_BKSH.shape[2] <= MOST_PAIRS
@@ -68,6 +69,8 @@ def _attend(
 
     if knows(mask):
         out_BTNH, sees_BT = mask.by_width(lambda sight: attend(**arguments(mask, sight, B))), mask.sees()
+        if mask.within:  # zeros for padding would take a pass each way
+            return out_BTNH.swapaxes(1, 2)[:, :, :T]
     else:
         mask_BTS = mask.array()
         padded_BTS = never_blind(pad(pad(mask_BTS, 1, 2), 2, 2))

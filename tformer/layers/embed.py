@@ -43,10 +43,10 @@ class Embedding(nn.Module):
     def __call__(self, tokens_BT: jax.Array) -> jax.Array:
         return constrain(lookup(self.table, tokens_BT), 'batch', 'length', 'act_embed')
 
-    def logits(self, x_BTW: jax.Array) -> jax.Array:
-        """Returns logits_BTV, float32 (Press & Wolf 2017)."""
+    def logits(self, x_BTW: jax.Array, bias_V: jax.Array | None = None, padded: bool = False) -> jax.Array:
+        """Returns logits_BTV, float32, with a bias where it is given (Press & Wolf 2017); `padded`: as of `product`."""
         _, integers = quantized_kernel(self, 'table', lambda: self.table, [1])
-        logits = product('BTW,VW->BTV', x_BTW, self.table, jnp.float32, integers)
+        logits = product('BTW,VW->BTV', x_BTW, self.table, jnp.float32, integers, bias_V, padded)
         return constrain(logits, 'batch', 'length', 'act_vocab')
 
 

@@ -11,6 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from tformer.distributed.sharding import constrain, partitioned, platform
 from tformer.errors import choose
+from tformer.layers import softmax_kernel
 from tformer.layers.dropout import DropoutRates, drop
 from tformer.layers.embed import embedding_width
 from tformer.layers.linear import Dense
@@ -36,7 +37,11 @@ class Transform(nn.Module):
 
 
 class VocabularyHead(nn.Module):
-    """logits_BTV, float32, from x_BTD: by `tied` where given (an `Embedding.logits`), else by a kernel of its own."""
+    """logits_BTV, float32, from x_BTD: by `tied` where given (an `Embedding.logits`), else by a kernel of its own.
+
+    Where they may be `padded`, a GPU adds some that mean nothing behind those of the vocabulary: to leave them out it
+    would have to copy the others for a kernel.
+    """
 
     cfg: ResolvedModel
 
@@ -46,7 +51,11 @@ class VocabularyHead(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x_BTD: jax.Array, real_BT: jax.Array, tied: Callable[[jax.Array], jax.Array] | None = None
+        self,
+        x_BTD: jax.Array,
+        real_BT: jax.Array,
+        tied: Callable[..., jax.Array] | None = None,
+        padded: bool = False,
     ) -> jax.Array:
         cfg, width = self.cfg, embedding_width(self.cfg) if tied is not None else self.cfg.emb_dim
         if cfg.mlm_transform:
@@ -55,15 +64,17 @@ class VocabularyHead(nn.Module):
             x_BTD = Dense(cfg, 'BTD,DW->BTW', (cfg.emb_dim, width), ('embed', 'factor'), name='projection')(x_BTD)
         scale = choose(OUTPUT_SCALES, cfg.output_scale, 'model.output_scale')(base_width(cfg))
         x_BTD = x_BTD * (scale / width_factor(cfg))
+        bias_V = None
+        if cfg.output_bias:
+            bias_V = self.param('bias', partitioned(nn.initializers.zeros, 'vocab'), (cfg.vocab_size,), jnp.float32)
         if tied is not None:
-            logits_BTV = tied(x_BTD)
+            logits_BTV = tied(x_BTD, bias_V, padded)
         else:
             shape, names = (cfg.emb_dim, cfg.vocab_size), ('embed', 'vocab')
             head = Dense(cfg, 'BTD,DV->BTV', shape, names, role='output', output='float32', name='logits')
             logits_BTV = constrain(head(x_BTD), 'batch', 'length', 'act_vocab')
-        if cfg.output_bias:
-            bias = self.param('bias', partitioned(nn.initializers.zeros, 'vocab'), (cfg.vocab_size,), jnp.float32)
-            logits_BTV += bias[None, None]
+            if bias_V is not None:
+                logits_BTV += bias_V[None, None]
         if cfg.output_softcap is not None:
             logits_BTV = cfg.output_softcap * jnp.tanh(logits_BTV / cfg.output_softcap)
         return logits_BTV
@@ -88,29 +99,40 @@ class TokenStatistics(NamedTuple):
 
 
 def token_statistics(
-    logits: jax.Array, targets: jax.Array, teacher: jax.Array | None = None, temperature: float | jax.Array = 1.0
+    logits: jax.Array,
+    targets: jax.Array,
+    teacher: jax.Array | None = None,
+    temperature: float | jax.Array = 1.0,
+    *,
+    size: int | None = None,
 ) -> TokenStatistics:
     """Returns the statistics of logits [..., V] for targets [...], int, with the `divergence` from a teacher's logits
-    where they are given. Where V is split over devices, XLA computes them from each device's share, without gathering
-    logits."""
-    apart = None if teacher is None else divergence(logits, teacher, temperature)
-    return TokenStatistics(*_statistics(logits, targets), apart)
+    where they are given. Logits from number `size` on mean nothing; None: all are some. Where V is split over devices,
+    XLA computes them from each device's share, without gathering logits."""
+    size = logits.shape[-1] if size is None else size
+    apart = None if teacher is None else divergence(logits[..., :size], teacher, temperature)
+    return TokenStatistics(*_statistics(size, logits, targets), apart)
 
 
-@jax.custom_vjp
-def _statistics(logits: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _statistics(size: int, logits: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """The first four of `TokenStatistics`, whose gradient is made in one pass over the logits; of logits that are
     computed again it needs no sums."""
-    return _statistics_forward(logits, targets)[0]
+    return _statistics_forward(size, logits, targets)[0]
 
 
-def _statistics_forward(logits: jax.Array, targets: jax.Array) -> Any:
+def _statistics_forward(size: int, logits: jax.Array, targets: jax.Array) -> Any:
     wide = logits.astype(jnp.float32)
     target = _at(targets, wide)
-    largest, correct = _largest(wide, targets, target)
-    total = jnp.sum(jnp.exp(wide - largest[..., None]), axis=-1)
+    if platform() == 'gpu' and softmax_kernel.serves(wide):
+        largest, total, best, plain = softmax_kernel.sums(wide, size)
+        correct, mean = best == targets, plain / size
+    else:
+        wide = wide[..., :size]
+        largest, correct = _largest(wide, targets, target)
+        total, mean = jnp.sum(jnp.exp(wide - largest[..., None]), axis=-1), jnp.mean(wide, axis=-1)
     kept = [checkpoint_name(x, STATISTICS) for x in (largest, total)]
-    return (kept[0] + jnp.log(kept[1]), target, jnp.mean(wide, axis=-1), correct), (logits, targets, *kept)
+    return (kept[0] + jnp.log(kept[1]), target, mean, correct), (logits, targets, *kept)
 
 
 def _largest(logits: jax.Array, targets: jax.Array, target: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -124,16 +146,19 @@ def _largest(logits: jax.Array, targets: jax.Array, target: jax.Array) -> tuple[
     return jax.lax.optimization_barrier((largest, correct))  # what these passes hold is free before the next
 
 
-def _statistics_backward(residuals: Any, gradients: Any) -> tuple[jax.Array, None]:
+def _statistics_backward(size: int, residuals: Any, gradients: Any) -> tuple[jax.Array, None]:
     logits, targets, largest, total = residuals
     normalizer, target, mean = (x[..., None] for x in gradients[:3])
     softmax = jnp.exp(logits.astype(jnp.float32) - largest[..., None]) * (normalizer / total[..., None])
     if platform() == 'cpu':  # a scatter, which elsewhere takes a pass of its own, or longer than the whole model
         (at_target,) = jax.linear_transpose(functools.partial(_at, targets), softmax)(gradients[1])
     else:
-        here = jax.lax.broadcasted_iota(targets.dtype, logits.shape, logits.ndim - 1) == targets[..., None]
-        at_target = jnp.where(here, target, 0)
-    return (at_target + softmax + mean / logits.shape[-1]).astype(logits.dtype), None
+        places = jax.lax.broadcasted_iota(targets.dtype, logits.shape, logits.ndim - 1)
+        at_target = jnp.where(places == targets[..., None], target, 0)
+    slope = at_target + softmax + mean / size
+    if size < logits.shape[-1]:
+        slope = jnp.where(places < size, slope, 0)
+    return slope.astype(logits.dtype), None
 
 
 _statistics.defvjp(_statistics_forward, _statistics_backward)

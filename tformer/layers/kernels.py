@@ -164,9 +164,15 @@ def probabilities(q_BNTH: jax.Array, k_BKSH: jax.Array, mask_BTS: jax.Array, opt
     They sum to 1, with a sink to less. A query that sees nothing has uniform weights, with a sink zeros.
     """
     (B, N, T, _), K = q_BNTH.shape, k_BKSH.shape[1]
+    return row_probabilities(q_BNTH, k_BKSH, mask_BTS, options).reshape(B, K, N // K, T, -1)
+
+
+def row_probabilities(q_BNTH: jax.Array, k_BKSH: jax.Array, mask_BTS: jax.Array, options: ScoreOptions) -> jax.Array:
+    """Returns the same as probs_BKRS: R = G T queries of a key head, of whose product XLA makes all that follows in one
+    pass."""
+    (_, N, T, _), K = q_BNTH.shape, k_BKSH.shape[1]
 
     def rows(x_BNTX: jax.Array) -> jax.Array:
-        """Returns x_BKRX: R = G T queries of a key head, of whose product XLA makes all that follows in one pass."""
         return x_BNTX.reshape(-1, K, N // K * T, x_BNTX.shape[-1])
 
     sink_1KR1, by_row = None, options
@@ -176,7 +182,7 @@ def probabilities(q_BNTH: jax.Array, k_BKSH: jax.Array, mask_BTS: jax.Array, opt
         by_row = options._replace(bias=rows(options.bias))
     logits_BKRS = einsum('BKRH,BKSH->BKRS', jnp.float32, rows(q_BNTH * options.scale), k_BKSH)
     logits_BKRS = masked(logits_BKRS, jnp.tile(mask_BTS, (1, N // K, 1))[:, None], by_row)
-    return normalized(logits_BKRS, sink_1KR1).reshape(B, K, N // K, T, -1)
+    return normalized(logits_BKRS, sink_1KR1)
 
 
 def normalized(logits: jax.Array, sink: jax.Array | None) -> jax.Array:
@@ -188,20 +194,20 @@ def normalized(logits: jax.Array, sink: jax.Array | None) -> jax.Array:
     return probs
 
 
-def attend(probs_BKGTS: jax.Array, v_BKSU: jax.Array) -> jax.Array:
-    """Returns the values' sums out_BNTU under the given weights."""
-    B, K, G, T, S = probs_BKGTS.shape
-    probs_BKRS = probs_BKGTS.astype(v_BKSU.dtype).reshape(B, K, G * T, S)
-    out_BKRU = einsum('BKRS,BKSU->BKRU', v_BKSU.dtype, probs_BKRS, v_BKSU)
-    return out_BKRU.reshape(B, K * G, T, v_BKSU.shape[-1])
+def attend(weights: jax.Array, v_BKSU: jax.Array, heads: int) -> jax.Array:
+    """Returns the values' sums out_BNTU of as many heads under weights BKGTS or BKRS."""
+    B, K, S, U = v_BKSU.shape
+    weights_BKRS = weights.astype(v_BKSU.dtype).reshape(B, K, -1, S)
+    out_BKRU = einsum('BKRS,BKSU->BKRU', v_BKSU.dtype, weights_BKRS, v_BKSU)
+    return out_BKRU.reshape(B, heads, -1, U)
 
 
 def reference(
     q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSU: jax.Array, mask_BTS: jax.Array, options: ScoreOptions
 ) -> jax.Array:
     """The definition, written down. Memory O(T S)."""
-    probs_BKGTS = options.drop(probabilities(q_BNTH, k_BKSH, mask_BTS, options))
-    return seen(attend(probs_BKGTS, v_BKSU), mask_BTS)
+    probs_BKRS = options.drop(row_probabilities(q_BNTH, k_BKSH, mask_BTS, options))
+    return seen(attend(probs_BKRS, v_BKSU, q_BNTH.shape[1]), mask_BTS)
 
 
 # ------------------------------------------------------------------------------------------------ chunked

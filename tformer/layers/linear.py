@@ -36,7 +36,8 @@ class Dense(nn.Module):
     output: str | None = None  # dtype of y; None: the activations'
 
     @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: jax.Array, apart: bool = False) -> Any:
+        """Returns y; `apart`: (y, whose gradient leaves the bias out, the bias in float32 or None)."""
         cfg = self.cfg
         inputs, rest = self.equation.split(',')
         letters, outputs = rest.split('->')
@@ -52,21 +53,30 @@ class Dense(nn.Module):
 
         kernel, integers = quantized_kernel(self, 'kernel', parameter, summed)
         kernel = None if kernel is None else kernel.astype(cfg.dtype)
-        y = product(self.equation, x.astype(cfg.dtype), kernel, dtype, integers)
+        order = ''.join(letter for letter in inputs + letters if letter in outputs) if platform() == 'gpu' else outputs
+        y = product(f'{inputs},{letters}->{order}', x.astype(cfg.dtype), kernel, dtype, integers)
         if cfg.lora_rank is not None and self.role in [LORA_TARGETS[target] for target in cfg.lora_targets]:
-            y += self.low_rank(x.astype(cfg.dtype), cfg.lora_rank, fan_in).astype(dtype)
+            y += self.low_rank(x.astype(cfg.dtype), cfg.lora_rank, fan_in, order).astype(dtype)
+        wide = None
         if self.bias:
             kept = [letter for letter in outputs if letter in sizes]
             zeros = partitioned(nn.initializers.zeros, *(self.names[letters.index(letter)] for letter in kept))
             bias = self.param('bias', zeros, tuple(sizes[letter] for letter in kept), jnp.dtype(cfg.param_dtype))
-            wide = bias.astype(jnp.float32).reshape([sizes.get(letter, 1) for letter in outputs])
-            y += jnp.broadcast_to(wide, y.shape).astype(dtype)  # so that the gradient, a sum, is one in float32
-        return y
+            wide = bias.astype(jnp.float32)
+        if wide is not None:
+            full, shape = y.shape, [sizes.get(letter, 1) for letter in order]
+            if order.endswith(''.join(kept)):  # as one axis, for cuBLAS to add it
+                shape, y = [1] * (y.ndim - len(kept)) + [-1], y.reshape(*y.shape[: -len(kept)], -1)
+            added = (jax.lax.stop_gradient(wide) if apart else wide).reshape(shape)
+            y += jnp.broadcast_to(added, y.shape).astype(dtype)  # so that its gradient, a sum, is one in float32
+            y = y.reshape(full)
+        y = y if order == outputs else jnp.einsum(f'{order}->{outputs}', y)
+        return (y, wide) if apart else y
 
-    def low_rank(self, x: jax.Array, rank: int, fan_in: int) -> jax.Array:
-        """Returns (alpha / rank) x A B: A random, B zero at first."""
+    def low_rank(self, x: jax.Array, rank: int, fan_in: int, outputs: str) -> jax.Array:
+        """Returns (alpha / rank) x A B, with the axes `outputs`: A random, B zero at first."""
         inputs, rest = self.equation.split(',')
-        letters, outputs = rest.split('->')
+        letters = rest.partition('->')[0]
         shared = ''.join(letter for letter in letters if letter in inputs)
         assert letters.startswith(shared)  # as merge_lora takes them
         kept, rows = letters.removeprefix(shared), ''.join(letter for letter in inputs if letter not in shared)
@@ -84,9 +94,16 @@ class Dense(nn.Module):
 
 
 def product(
-    equation: str, x: jax.Array, kernel: jax.Array | None, dtype: Any, integers: Quantized | None = None
+    equation: str,
+    x: jax.Array,
+    kernel: jax.Array | None,
+    dtype: Any,
+    integers: Quantized | None = None,
+    bias: jax.Array | None = None,
+    padded: bool = False,
 ) -> jax.Array:
-    """Returns einsum(equation, x, kernel) in a dtype, by the kernel's integers where there are some.
+    """Returns einsum(equation, x, kernel) in a dtype, by the kernel's integers where there are some, plus a bias in
+    that dtype along the result's last axis. Where it may be `padded`, the result is as wide as `_pad` makes it.
 
     On a CPU, and for the few tokens of a step, the result is transposed after the product: XLA would make it from
     a transposed kernel instead, which takes longer.
@@ -101,42 +118,67 @@ def product(
         assert kernel is not None
         if dtype == x.dtype:
             return einsum(equation, dtype, x, kernel)
-        return widening_einsum(equation, dtype, x, kernel)
+        return widening_einsum(equation, dtype, padded, x, kernel, bias)
 
+    if bias is not None and (integers is not None or dtype == x.dtype):
+        y = product(equation, x, kernel, dtype, integers)
+        return y + jnp.broadcast_to(bias, y.shape)
     turned = kept != outputs and len(kept) == len(outputs)
     if not turned or (x.shape[1] > STEP and platform() != 'cpu'):
         return times(equation)
     return jnp.einsum(f'{kept}->{outputs}', times(f'{inputs},{letters}->{kept}'))
 
 
-def _aligned_einsum(equation: str, dtype: Any, x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """`jnp.einsum` with results in a dtype. On a GPU the axes that the output keeps of the kernel are padded: products
-    of other sizes, such as that of BERT's vocabulary, take up to five times as long there."""
+def _pad(equation: str, x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, list[tuple[int, int]]]:
+    """Returns the kernel, and what it adds to each axis of the result. On a GPU the axes that the result keeps of the
+    kernel are padded: products of other sizes, such as that of BERT's vocabulary, take up to five times as long."""
     inputs, rest = equation.split(',')
     letters, outputs = rest.split('->')
     added = {}
     if platform() == 'gpu':
         sizes = zip(letters, kernel.shape, strict=True)
         added = {letter: -size % ALIGNED for letter, size in sizes if size % 8 and letter not in inputs}
-    kernel = jnp.pad(kernel, [(0, added.get(letter, 0)) for letter in letters])
+    padding = [[(0, added.get(letter, 0)) for letter in each] for each in (letters, outputs)]
+    return jnp.pad(kernel, padding[0]), padding[1]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def widening_einsum(
+    equation: str, dtype: Any, padded: bool, x: jax.Array, kernel: jax.Array, bias: jax.Array | None = None
+) -> jax.Array:
+    """`jnp.einsum` with results in a wider dtype than the operands', plus a bias in it along the last axis. Gradients
+    are rounded to the operands' first: else the products of the backward pass would be in the wider one, several times
+    as slow. `padded`: the result is left as `_pad` makes it."""
+    kernel, padding = _pad(equation, x, kernel)
     y = einsum(equation, dtype, x, kernel)
-    return y[tuple(slice(y.shape[axis] - added.get(letter, 0)) for axis, letter in enumerate(outputs))]
+    if padded:
+        bias = None if bias is None else jnp.pad(bias, padding[-1])
+    else:
+        y = y[tuple(slice(size - after) for size, (_, after) in zip(y.shape, padding, strict=True))]
+    return y if bias is None else y + jnp.broadcast_to(bias, y.shape)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def widening_einsum(equation: str, dtype: Any, x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """`jnp.einsum` with results in a wider dtype than the operands', to which the gradient is rounded first: else the
-    products of the backward pass would be in the wider one, several times as slow."""
-    return _aligned_einsum(equation, dtype, x, kernel)
+def _forward(
+    equation: str, dtype: Any, padded: bool, x: jax.Array, kernel: jax.Array, bias: Any = None
+) -> tuple[jax.Array, Any]:
+    return widening_einsum(equation, dtype, padded, x, kernel, bias), (x, kernel, bias)
 
 
-def _forward(equation: str, dtype: Any, x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, Any]:
-    return _aligned_einsum(equation, dtype, x, kernel), (x, kernel)
-
-
-def _backward(equation: str, dtype: Any, operands: Any, dy: jax.Array) -> Any:
-    _, pull = jax.vjp(functools.partial(_aligned_einsum, equation, operands[0].dtype), *operands)
-    return pull(dy.astype(operands[0].dtype))
+def _backward(equation: str, dtype: Any, padded: bool, operands: Any, dy: jax.Array) -> Any:
+    x, kernel, bias = operands
+    wide, padding = _pad(equation, x, kernel)
+    dy = dy.astype(x.dtype)
+    if not padded:
+        dy = jnp.pad(dy, padding)
+    if bias is not None and platform() == 'gpu':  # else XLA would make it again for the sum
+        dy = jax.lax.optimization_barrier(dy)
+    _, pull = jax.vjp(functools.partial(einsum, equation, x.dtype), x, wide)
+    dx, dwide = pull(dy)
+    dkernel = dwide[tuple(slice(size) for size in kernel.shape)]
+    if bias is None:
+        return dx, dkernel, None
+    sums = jnp.sum(dy, range(dy.ndim - 1), dtype=jnp.float32)[: bias.size]
+    return dx, dkernel, sums.astype(bias.dtype)
 
 
 widening_einsum.defvjp(_forward, _backward)

@@ -66,6 +66,8 @@ class AttentionMask(flax.struct.PyTreeNode):
     # what `window` is: a number, or in some layers None, no window
     widths: tuple[int | None, ...] = flax.struct.field(pytree_node=False, default=(None,))
     order: Order | None = flax.struct.field(pytree_node=False, default=None)
+    # whether queries and keys are the same tokens, so that each that is not padding sees itself
+    within: bool = flax.struct.field(pytree_node=False, default=False)
 
     def array(self) -> jax.Array:
         """Returns mask_BTS, True where query t sees key s."""
@@ -119,7 +121,7 @@ class AttentionMask(flax.struct.PyTreeNode):
     def sees(self) -> jax.Array:
         """Returns mask_BT of a static mask, True where a query is not padding and sees a key."""
         real_BT = self.query_positions_BT >= 0
-        if self.causal or self.window is not None:  # of self-attention: it sees itself
+        if self.within or self.causal or self.window is not None:  # of self-attention
             return real_BT
         queries_BT, keys_BS = self.segments()
         if self.key_segments_BS is None:

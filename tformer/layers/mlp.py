@@ -9,6 +9,7 @@ from flax import linen as nn
 
 from tformer.distributed.sharding import constrain, platform
 from tformer.errors import choose
+from tformer.layers import activation_kernel
 from tformer.layers.dropout import MaybeScalar, drop
 from tformer.layers.linear import Dense
 from tformer.layers.resolved import ResolvedModel
@@ -56,16 +57,36 @@ def gelu(x: jax.Array) -> jax.Array:
 
 def gelu_tanh(x: jax.Array) -> jax.Array:
     """The approximation 0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) (Hendrycks & Gimpel 2016, 2)."""
-    if _is_narrow(x):  # 0.5 (1 + tanh(z)) is the logistic function of 2 z
-        wide = _gradient_rounded(x).astype(jnp.float32)
-        z = math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3)
-        return (wide * jax.nn.sigmoid(2 * z)).astype(x.dtype)
+    if _is_narrow(x):
+        return wide_gelu_tanh(_gradient_rounded(x).astype(jnp.float32)).astype(x.dtype)
     return jax.nn.gelu(x, approximate=True)
+
+
+def wide_gelu_tanh(x: jax.Array) -> jax.Array:
+    """The same, in float32: 0.5 (1 + tanh(z)) is the logistic function of 2 z."""
+    z = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
+    return x * jax.nn.sigmoid(2 * z)
 
 
 def _is_narrow(x: jax.Array) -> bool:
     """Tells whether float32 has digits to spare for x, so that what is fastest there is exact enough."""
     return x.dtype.itemsize < 4
+
+
+@jax.custom_vjp
+def relu(x: jax.Array) -> jax.Array:
+    """max(x, 0), of which the backward pass keeps the result alone, as the next product does."""
+    return jax.nn.relu(x)
+
+
+def _relu_forward(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    y = relu(x)
+    if platform() == 'gpu':  # XLA would keep x, too, which is positive where y is
+        y = jax.lax.optimization_barrier(y)
+    return y, y
+
+
+relu.defvjp(_relu_forward, lambda y, dy: (jnp.where(y > 0, dy, jnp.zeros_like(dy)),))
 
 
 def relu_squared(x: jax.Array) -> jax.Array:
@@ -88,13 +109,25 @@ def swiglu_clamped(gate: jax.Array, up: jax.Array) -> jax.Array:
     return gate * jax.nn.sigmoid(1.702 * gate) * (up + 1)
 
 
-def activated(name: str, x: jax.Array, projection: Callable[[int], nn.Module]) -> jax.Array:
+def activated(name: str, x: jax.Array, projection: Callable[[int], Dense], alone: bool = True) -> jax.Array:
     """Returns an activation of one projection of `x`, or of two where it is gated; `projection` makes number i.
 
-    Of the activation itself the backward pass keeps its inputs alone.
+    Of the activation itself the backward pass keeps its inputs alone, or of `relu` its result. On a GPU a kernel
+    computes it where it stands `alone`: XLA joins it with what follows.
     """
     inputs, activation = choose(ACTIVATIONS, name, 'model.activation')
-    return jax.checkpoint(activation, prevent_cse=False)(*[projection(i)(x) for i in range(inputs)])
+    layers = [projection(i) for i in range(inputs)]
+    if alone and name in WIDE and has_kernel(x, layers[0].shape[-1]):
+        return activation_kernel.activate(activation_kernel.Options(WIDE[name]), *layers[0](x, apart=True))
+    if activation is not relu:
+        activation = jax.checkpoint(activation, prevent_cse=False)
+    return activation(*[layer(x) for layer in layers])
+
+
+def has_kernel(x: jax.Array, features: int) -> bool:
+    """Tells whether a kernel computes activations [B, T, features] of x: of more tokens than a step of decoding."""
+    tokens = x.ndim == 3 and x.shape[1] > 1
+    return platform() == 'gpu' and _is_narrow(x) and tokens and features % activation_kernel.WIDTH == 0
 
 
 class Mlp(nn.Module):
@@ -112,13 +145,14 @@ class Mlp(nn.Module):
         def projection(i: int) -> Dense:
             return Dense(cfg, 'BTD,DF->BTF', shape, names, bias, 'mlp_in', self.stack, name=f'in_{i}')
 
-        h_BTF = constrain(activated(cfg.activation, x_BTD, projection), 'batch', 'length', 'act_mlp')
+        alone = dropout_rate is None or not self.has_rng('dropout')
+        h_BTF = constrain(activated(cfg.activation, x_BTD, projection, alone), 'batch', 'length', 'act_mlp')
         h_BTF = drop(self, h_BTF, dropout_rate)
         return Dense(cfg, 'BTF,FD->BTD', shape[::-1], names[::-1], bias, 'mlp_out', self.stack, name='out')(h_BTF)
 
 
 ACTIVATIONS: dict[str, tuple[int, Activation]] = {  # how many projections in, and what joins them
-    'relu': (1, jax.nn.relu),  # Vaswani et al. 2017, eq. 2
+    'relu': (1, relu),  # Vaswani et al. 2017, eq. 2
     'relu_squared': (1, relu_squared),  # So et al. 2021
     'gelu': (1, gelu),  # Devlin et al. 2019
     'gelu_tanh': (1, gelu_tanh),  # Radford et al. 2019
@@ -129,4 +163,9 @@ ACTIVATIONS: dict[str, tuple[int, Activation]] = {  # how many projections in, a
     'geglu_tanh': (2, gated(gelu_tanh)),  # T5 1.1, Gemma
     'swiglu': (2, gated(jax.nn.silu)),
     'swiglu_clamped': (2, swiglu_clamped),
+}
+
+WIDE: dict[str, Activation] = {  # of float32, as kernels compute them; others are as fast by XLA
+    'gelu': lambda x: x * activation_kernel.normal_cdf(x),
+    'gelu_tanh': wide_gelu_tanh,
 }

@@ -50,3 +50,18 @@ def _backward(equation: str, dtype: Any, operands: Any, dz: jax.Array) -> tuple[
 
 
 _ordered.defvjp(_forward, _backward)
+
+
+def fork(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns x for two products, of which the second's gradient is added to the first's as it is written: on a GPU, by
+    cuBLAS. XLA finds that in two summands, and not in more."""
+    whole = jax.sharding.get_abstract_mesh().shape.get('tensor', 1) == 1  # else one sum over devices would become two
+    return _fork(x) if platform() == 'gpu' and whole else (x, x)
+
+
+@jax.custom_vjp
+def _fork(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return x, x
+
+
+_fork.defvjp(lambda x: (_fork(x), None), lambda _, dx: (jax.lax.optimization_barrier(dx[0]) + dx[1],))

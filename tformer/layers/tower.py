@@ -97,8 +97,9 @@ class Tower(AnyTower):
         if order is not None and (cross or self.stack_name == 'encoder'):
             order = 'behind'  # so are the keys, and where all are seen the queries' order is nothing
         bias, placed = (self.cross_bias, self.cfg.cross_position) if cross else (self.bias, True)
+        within = query_BT is key_BS
         mask = AttentionMask(
-            query_BT, key_BS, *segments, prefix_BS, visible_BTS=visible_BTS, causal=causal, order=order
+            query_BT, key_BS, *segments, prefix_BS, visible_BTS=visible_BTS, causal=causal, order=order, within=within
         )
         bias_BNTS, bias_1NX = score_bias(bias, self, self.cfg, mask, cross=cross)
         return AttentionContext(

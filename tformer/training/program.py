@@ -32,7 +32,7 @@ from tformer.training.teacher import Teacher, make_teacher
 
 # Of the train step, by JAX backend. On a GPU all matrix products use cuBLAS, which adds biases and residuals as it
 # writes its results; timing Triton's kernels against it would only make compiling longer.
-COMPILER_OPTIONS = {'gpu': {'xla_gpu_enable_triton_gemm': False}}
+COMPILER_OPTIONS = {'gpu': {'xla_gpu_enable_triton_gemm': False, 'xla_gpu_dot_merger_threshold_mb': 0}}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

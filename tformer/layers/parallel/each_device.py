@@ -43,25 +43,30 @@ def on_each_device(
     return run(q_BNTH, k_BKSH, v_BKSU, by_row, by_head)
 
 
-def on_own_tokens(function: Callable[[Any, Any], Any], shared: Any, tokens: Any, axis: str = 'length') -> Any:
+def on_own_tokens(
+    function: Callable[[Any, Any], Any], shared: Any, tokens: Any, axis: str = 'length', features: str | None = None
+) -> Any:
     """Returns function(shared, tokens), each device with its own tokens, as the rules of the mesh split them.
 
     Args:
-      function: returns a pytree of arrays [B, T].
+      function: returns a pytree of arrays [B, T], or [B, T, F] where `features` are split.
       shared: a pytree that is the same for all tokens; its gradient is summed over the devices once.
       tokens: a pytree of arrays [B, T, ...].
       axis: the logical name of T.
+      features: the logical name of F, where all arrays are [B, T, F], or [F] if shared; None: F is whole everywhere.
     """
-    mesh, (B, T) = jax.sharding.get_abstract_mesh(), jax.tree.leaves(tokens)[0].shape[:2]
-    rows, length = (split('batch', B), split(axis, T)) if mesh.size > 1 else (None, None)
-    if rows is None or length is None or _ways(rows + length) == 1:
+    mesh, shape = jax.sharding.get_abstract_mesh(), jax.tree.leaves(tokens)[0].shape
+    named = [('batch', shape[0]), (axis, shape[1]), *([] if features is None else [(features, shape[2])])]
+    parts = [split(name, size) for name, size in named] if mesh.size > 1 else [None]
+    axes = [each for part in parts for each in part or ()]
+    if None in parts or ways(tuple(axes)) == 1:
         return function(shared, tokens)
-    whole = all(mesh.shape[axis] == 1 for axis in free_axes() - {*rows, *length})
-    manual, own = free_axes() if whole else {*rows, *length}, P(rows, length)
+    whole = all(mesh.shape[axis] == 1 for axis in free_axes() - set(axes))
+    manual, own = free_axes() if whole else set(axes), P(*parts)
     with sharding.without_axes(manual):
-        return jax.shard_map(function, in_specs=(P(), own), out_specs=own, axis_names=manual, check_vma=False)(
-            shared, tokens
-        )
+        return jax.shard_map(
+            function, in_specs=(P(*parts[2:]), own), out_specs=own, axis_names=manual, check_vma=False
+        )(shared, tokens)
 
 
 def free_axes() -> set[str]:
@@ -75,15 +80,16 @@ def split(name: str, size: int) -> tuple[str, ...] | None:
     (found,) = nn.logical_to_mesh_axes((name,)) or (None,)
     named, free = (found,) if isinstance(found, str) else found or (), free_axes()
     axes = tuple(axis for axis in named if axis in free)
-    return axes if size % _ways(axes) == 0 else None
+    return axes if size % ways(axes) == 0 else None
 
 
 def enough_heads(x_BKSX: jax.Array, num_heads: int) -> jax.Array:
     """Returns keys or values of which each device has those that its own query heads use."""
     K = x_BKSX.shape[1]
-    return jnp.repeat(x_BKSX, num_heads // K, axis=1) if K % _ways(split('act_heads', num_heads) or ()) else x_BKSX
+    return jnp.repeat(x_BKSX, num_heads // K, axis=1) if K % ways(split('act_heads', num_heads) or ()) else x_BKSX
 
 
-def _ways(axes: tuple[str, ...]) -> int:
+def ways(axes: tuple[str, ...]) -> int:
+    """Returns how many parts some axes of the current mesh make."""
     shape = jax.sharding.get_abstract_mesh().shape
     return math.prod(shape[axis] for axis in axes)
