@@ -1,6 +1,6 @@
 """The sums of softmax over a vocabulary on GPUs, as a Pallas (Triton) kernel that reads the logits once.
 
-XLA reads them twice, or takes as long to join sums with their maxima as to read them again.
+XLA reads them twice; its reduction of both sums at once takes longer than this kernel.
 """
 
 import functools
