@@ -6,7 +6,8 @@ import jax
 import pytest
 
 import accelerator
-from activation_cases import by_hand, errors, make, run
+from activation_cases import by_hand, make, run
+from comparing import errors
 from tformer.layers import activation_kernel, mlp
 
 pytestmark = pytest.mark.accelerator

@@ -12,6 +12,7 @@ import pytest
 
 import accelerator
 from attention_cases import BIASED, CASES, Case, by_hand, make, make_mask
+from comparing import errors
 from tformer.layers import cudnn, mosaic, splash, tile_dropout, triton
 from tformer.layers.kernel_choice import KERNELS, unserved
 from tformer.layers.kernels import ScoreOptions
@@ -112,13 +113,6 @@ def exact(name, dtype, rate=None):
         factor_BNTS = np.asarray(kept, np.float64) / (1 - rate)
     out, grads = by_hand(make(case, dtype), np.asarray(mask.array()), options, cotangent(case, dtype), factor_BNTS)
     return {'out': np.where(real_BT[:, None, :, None], out, 0), **grads}
-
-
-def errors(found, wanted):
-    """Returns the norm of each array's error over its own norm."""
-    return {
-        name: np.linalg.norm(np.asarray(found[name], np.float64) - x) / np.linalg.norm(x) for name, x in wanted.items()
-    }
 
 
 @functools.cache

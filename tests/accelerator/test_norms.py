@@ -3,10 +3,10 @@
 import functools
 
 import jax
-import numpy as np
 import pytest
 
 import accelerator
+from comparing import errors
 from norm_cases import by_hand, make, run
 from tformer.layers import norm_kernel, norms
 
@@ -36,7 +36,3 @@ def test_the_kernel_is_as_near_to_float64_as_xla(shape, centred, dtype):
     exact = by_hand(centred, EPSILON, *given)
     own, theirs = (errors(run(norm, *given), exact) for norm in (kernel, of_xla(centred, dtype)))
     assert {name: error for name, error in own.items() if error > FACTOR * max(theirs[name], ROUNDOFF[dtype])} == {}
-
-
-def errors(found, exact):
-    return {name: np.linalg.norm(np.float64(found[name]) - x) / np.linalg.norm(x) for name, x in exact.items()}

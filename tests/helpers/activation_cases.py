@@ -44,8 +44,3 @@ def by_hand(name, x, bias, dy):
     share, slope = SHARES[name](x)
     dx = dy * (share + x * slope)
     return {'y': x * share, 'x': dx, 'bias': dx.sum((0, 1))}
-
-
-def errors(found, exact):
-    """Returns the norm of each array's error over its own norm."""
-    return {name: np.linalg.norm(np.float64(found[name]) - x) / np.linalg.norm(x) for name, x in exact.items()}

@@ -12,6 +12,11 @@ def relative(found, expected):
     return np.linalg.norm(a - b) / np.linalg.norm(b)
 
 
+def errors(found, expected):
+    """Returns the norm of each array's error over its own norm, by name."""
+    return {name: relative(found[name], x) for name, x in expected.items()}
+
+
 def assert_near(found, expected, tolerance):
     """Differences are measured by the largest of the expected numbers, or 1."""
     found, expected = np.asarray(found, np.float64), np.asarray(expected, np.float64)

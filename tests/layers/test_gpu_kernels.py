@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import activation_cases
+from comparing import errors
 from tformer.config import Mesh, Model
 from tformer.distributed import sharding
 from tformer.layers import activation_kernel, heads, linear, mlp, products, softmax_kernel
@@ -25,9 +26,9 @@ def activation(name):
 def test_an_activation_and_the_gradients_of_its_input_and_bias_are_those_of_float64(name, shape):
     given = activation_cases.make(shape)
     found = activation_cases.run(activation(name), *given)
-    errors = activation_cases.errors(found, activation_cases.by_hand(name, *given))
-    assert errors.pop('bias') < 1e-5
-    assert max(errors.values()) < ROUNDOFF
+    off = errors(found, activation_cases.by_hand(name, *given))
+    assert off.pop('bias') < 1e-5
+    assert max(off.values()) < ROUNDOFF
 
 
 def test_the_normal_distribution_is_exact_to_the_digits_of_bfloat16_in_its_tails_too():
