@@ -139,6 +139,12 @@ def test_attention_is_the_platforms_kernel_and_makes_nothing_of_two_lengths(atte
     assert row['squares'] == []
 
 
+def test_heads_that_the_mesh_does_not_divide_have_their_kernels_on_every_device(attention):
+    device, rows = attention
+    name = 'tpu_custom_call attention_fwd' if device.startswith('v5e') else '__cudnn$fmha'
+    assert any(kernel.startswith(name) for kernel in rows[ahead_attention.UNEVEN]['kernels'])
+
+
 @pytest.mark.parametrize(('rate', 'position'), [(0.0, 'rope'), (0.1, 'rope'), (0.1, 'relative')])
 def test_memory_of_attention_is_linear_in_the_length(attention, rate, position):
     """Four times the length takes four times the memory; a TPU keeps arrays of up to some megabytes on the chip, where

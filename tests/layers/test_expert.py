@@ -28,6 +28,7 @@ MESHES = {
     'fsdp and tensor': config.Mesh(data=1, expert=2, fsdp=2, tensor=2),
     'context': config.Mesh(data=2, expert=2, context=2),
     'kernels and rows alike': config.Mesh(data=2, expert=2, fsdp=2, overrides=('mlp=fsdp',)),
+    'experts whole everywhere': config.Mesh(data=2, expert=4, overrides=('experts=none',)),
 }
 LAYER = resolve_model(Model(emb_dim=D, mlp_dim=F, num_experts=E, mlp_bias=True, activation='swiglu'))
 

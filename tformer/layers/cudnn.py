@@ -1,5 +1,6 @@
 """Attention on NVIDIA's GPUs: cuDNN's flash attention, and for masks that it does not know the kernel of triton.py."""
 
+import functools
 from typing import Any
 
 import jax
@@ -28,14 +29,8 @@ def cudnn(
     few = options.bias_1NX is None or q_BNTH.shape[2] * k_BKSH.shape[2] <= MOST_PAIRS
     if options.bias is None and not (knows(mask) and few):
         return triton(q_BNTH, k_BKSH, v_BKSH, mask, options)
-    options = options.of_pairs(q_BNTH.shape[2])
-    if options.bias is not None:  # the partitioner knows how to split it
-        return _attend(q_BNTH, k_BKSH, v_BKSH, mask, options)
-
-    def attend(q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSH: jax.Array, mask: AttentionMask, none: None) -> jax.Array:
-        return _attend(q_BNTH, k_BKSH, v_BKSH, mask, options)
-
-    return on_each_device(attend, q_BNTH, k_BKSH, v_BKSH, mask, None)
+    bias = options.of_pairs(q_BNTH.shape[2]).bias
+    return on_each_device(functools.partial(_attend, scale=options.scale), q_BNTH, k_BKSH, v_BKSH, mask, bias)
 
 
 def knows(mask: AttentionMask) -> bool:
@@ -54,17 +49,22 @@ def arguments(mask: AttentionMask, sight: Sight, rows: int) -> dict[str, Any]:
 
 
 def _attend(
-    q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSH: jax.Array, mask: AttentionMask, options: ScoreOptions
+    q_BNTH: jax.Array,
+    k_BKSH: jax.Array,
+    v_BKSH: jax.Array,
+    mask: AttentionMask,
+    bias_BNTS: jax.Array | None,
+    *,
+    scale: float,
 ) -> jax.Array:
     B, _, T, _ = q_BNTH.shape
     q_BTNH, k_BSKH, v_BSKH = (pad(x, 2, 2).swapaxes(1, 2) for x in (q_BNTH, k_BKSH, v_BKSH))  # it trains on even ones
-    bias_BNTS = options.bias
     if bias_BNTS is not None:
         bias_BNTS = pad(pad(bias_BNTS.astype(q_BNTH.dtype), 2, 2), 3, 2)
 
     def attend(**means: Any) -> jax.Array:
         return jax.nn.dot_product_attention(
-            q_BTNH, k_BSKH, v_BSKH, bias_BNTS, scale=options.scale, implementation='cudnn', **means
+            q_BTNH, k_BSKH, v_BSKH, bias_BNTS, scale=scale, implementation='cudnn', **means
         )
 
     if knows(mask):

@@ -27,7 +27,7 @@ def on_each_device(
       k_BKSH: keys.
       v_BKSU: values.
       by_row: arrays [B, ...], others are whole everywhere.
-      by_head: arrays [N], [N, X], or [B, N, ...].
+      by_head: arrays [N], [N, X], or [B or 1, N, ...].
     """
     mesh, free = jax.sharding.get_abstract_mesh(), free_axes()
     if mesh.size == 1 or not free:
@@ -36,7 +36,7 @@ def on_each_device(
     k_BKSH, v_BKSU = (enough_heads(x, q_BNTH.shape[1]) for x in (k_BKSH, v_BKSU))
     each = P(rows, heads)
     specs = jax.tree.map(lambda x: P(rows) if jnp.ndim(x) and len(x) == len(q_BNTH) else P(), by_row)
-    own = jax.tree.map(lambda x: P(heads) if x.ndim < 3 else each, by_head)
+    own = jax.tree.map(lambda x: P(heads) if x.ndim < 3 else P(rows if len(x) > 1 else None, heads), by_head)
     run = jax.shard_map(
         attend, in_specs=(each, each, each, specs, own), out_specs=each, axis_names=free, check_vma=False
     )

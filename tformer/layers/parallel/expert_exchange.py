@@ -119,8 +119,9 @@ def over_devices(
     columns = split_over('mlp', kernels['out'][0].shape[1])
     if not TOKENS.isdisjoint(columns):  # outputs of different tokens cannot be summed
         columns = ()
-    wide = (PartitionSpec(EXPERT, None, columns), PartitionSpec(EXPERT, columns))  # kernel_EDF, bias_EF
-    narrow = (PartitionSpec(EXPERT, columns), PartitionSpec(EXPERT))  # kernel_EFD, bias_ED
+    own = split_over('experts', kernels['out'][0].shape[0])
+    wide = (PartitionSpec(own, None, columns), PartitionSpec(own, columns))  # kernel_EDF, bias_EF
+    narrow = (PartitionSpec(own, columns), PartitionSpec(own))  # kernel_EFD, bias_ED
     rows = tuple(axis for axis in ROWS if axis not in mesh.manual_axes)
     placed = PartitionSpec(rows, 'context')
 
