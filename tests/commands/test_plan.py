@@ -38,6 +38,8 @@ def test_every_candidate_uses_all_devices_and_divides_the_rows_heads_layers_and_
     assert {mesh['context'] for mesh in sizes(model(length=8192))} == {1, 2, 4, 8}
     assert {mesh['tensor'] for mesh in sizes(model(num_heads=6, emb_dim=768))} == {1, 2}
     assert {mesh['data'] * mesh['fsdp'] for mesh in sizes(model(rows=8))} == {1, 2, 4, 8}
+    six = sizes(model(num_heads=12, emb_dim=768, rows=48), Target('h100', (6,)))
+    assert {(mesh['tensor'], mesh['pipeline']) for mesh in six} >= {(1, 1), (6, 1), (3, 2), (2, 3), (1, 6)}
 
 
 def test_axes_that_are_given_keep_their_sizes():
@@ -170,15 +172,17 @@ def test_microbatches_leave_rows_for_each_part_of_a_pipeline(monkeypatch):
 def test_the_table_begins_with_the_fastest_that_fits_and_ends_with_its_flags():
     large = plan.Attempt({'mesh.data': '16', 'mesh.fsdp': '1'}, figures(0.5, 120.0))
     slow = plan.Attempt({'mesh.data': '1', 'mesh.fsdp': '16'}, figures(2.0, 80.0))
-    fast = plan.Attempt({'mesh.data': '4', 'mesh.fsdp': '4', 'model.remat': 'full'}, figures(1.0, 90.0))
+    fast = {'train.seed': '1', 'mesh.data': '4', 'mesh.fsdp': '4', 'model.remat': 'full', 'mesh.rules': 'fsdp'}
+    fast = plan.Attempt(fast, figures(1.0, 90.0))
     refused = plan.Attempt(
         {'mesh.tensor': '2'}, {}, 'tformer: v5e:4x4: the program needs 21.30G of the 15.75G that ...'
     )
     lines = plan.table([large, refused, slow, fast], {'mesh.fsdp'}).splitlines()
     assert [line.split()[0] for line in lines[1:3]] == ['1', '2']
-    assert 'data 4, fsdp 4, remat full' in lines[1] and 'does not fit' in lines[3]
+    assert lines[1].endswith('  data 4, fsdp 4, remat full, rules fsdp') and 'does not fit' in lines[3]
     assert lines[4].endswith('tensor 2: does not fit: 21.30G of 15.75G')
-    assert lines[-1] == 'the fastest: --config.mesh.data=4 --config.mesh.fsdp=4 --config.model.remat=full'
+    flags = ('train.seed=1', 'mesh.data=4', 'mesh.fsdp=4', 'model.remat=full', 'mesh.rules=fsdp')
+    assert lines[-1] == ' '.join(('the fastest:', *(f'--config.{flag}' for flag in flags)))
     with pytest.raises(errors.UserError, match='no mesh fits'):
         plan.table([large, refused])
 

@@ -271,6 +271,7 @@ def test_what_a_pipeline_cannot_split_is_refused_before_a_run():
     refused(r'train.batch_size=8 .* x 8 ways', {**two, 'data': 4, 'fsdp': 2})
     refused(r'train.batch_size=8 .*train.microbatches=8 ', two, train={'microbatches': 8})
     refused('layer_sharing=all .* mesh.pipeline=2', two, layer_sharing='all')
+    refused(r'remat=offload: .*\(mesh.pipeline=2\) .*; use dots or full$', two, remat='offload')
     refused('norm=batchnorm .* mesh.pipeline=2', two, norm='batchnorm')
     refused('balance_weight', two, num_experts=2)
     dropless = {'num_experts': 2, 'balance_weight': 0.0, 'router_z_weight': 0.0}

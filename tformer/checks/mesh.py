@@ -38,6 +38,11 @@ def _check_pipeline(config: Config) -> None:
     if model.layer_sharing is not None:
         words = f'model.layer_sharing={model.layer_sharing} has one layer'
     require(words is None, f'{words}: mesh.pipeline={stages} has nothing to split exactly; use 1')
+    require(
+        model.remat != 'offload',
+        f'model.remat=offload: XLA compiles no pipeline (mesh.pipeline={stages}) that keeps products on the host; use '
+        'dots or full',
+    )
     if stages == -1:  # the rest is known with the devices
         return
     depths = {'encoder': model.num_encoder_layers, 'decoder': model.num_decoder_layers}

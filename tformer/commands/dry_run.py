@@ -82,6 +82,12 @@ class DryRun:
         memory: Any = self.executable.memory_analysis()
         return float(memory.host_argument_size_in_bytes)
 
+    @property
+    def kept_on_host(self) -> float:
+        """The bytes that one device's forward pass keeps in the host's memory for the backward pass."""
+        memory: Any = self.executable.memory_analysis()
+        return float(memory.host_temp_size_in_bytes)
+
     def mfu(self, seconds: float) -> float:
         """Returns the share of the devices' peak that the model's operations take in this time."""
         return self.asked / seconds / self.mesh.size / self.target.device.flops[self.config.model.dtype]

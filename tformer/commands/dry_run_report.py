@@ -48,14 +48,20 @@ def _memory(run: DryRun) -> list[str]:
         'results and temporaries': run.peak - arguments,
         'peak': run.peak,
     }
-    lines = [f'  {name:<30} {_gib(size):>14}' for name, size in rows.items() if size >= 2**20 or name == 'peak']
+    lines = [_size(name, size) for name, size in rows.items() if size >= 2**20 or name == 'peak']
     if not math.isinf(limit := run.target.device.memory):
         lines[-1] += f'  {run.peak / limit:.0%} of {_gib(limit)}' + ('' if run.peak <= limit else ': it does not fit')
+    if run.kept_on_host:
+        lines.append(_size("kept in the host's memory", run.kept_on_host))
     if run.config.optimizer.offload and not run.on_host:
         lines.append('  this compiler leaves optimizer.offload out: what would be on the host counts as on the device')
     lines.append('the largest arrays that it computes')
     found = traffic.largest(run.program, SHOWN)
     return ['memory of a device', *lines, *(f'  {_gib(size):>14}  {shape}  {place}' for shape, place, size in found)]
+
+
+def _size(name: str, size: float) -> str:
+    return f'  {name:<30} {_gib(size):>14}'
 
 
 def _collectives(found: list[costs.Collective]) -> list[str]:
@@ -123,7 +129,7 @@ def figures(run: DryRun) -> dict[str, Any]:
         'mesh': {axis: size for axis, size in run.mesh.shape.items() if size > 1},
         'compile_seconds': round(run.seconds, 1),
         'peak_bytes': run.peak,
-        'host_bytes': run.on_host,
+        'host_bytes': run.on_host + run.kept_on_host,
         'memory_bytes': None if math.isinf(run.target.device.memory) else run.target.device.memory,
         'flops': sum(work.flops * work.times for work in run.works),
         'model_flops': run.asked,

@@ -42,11 +42,13 @@ FLAGS = {
 }
 ENVIRONMENT = {'TF_CPP_MIN_LOG_LEVEL': '2'}
 
-MOST_TENSOR = 8  # more devices share a layer's products too finely, and reach beyond a node
+MOST = 8  # along `tensor`, whose products get too small; along `pipeline`, whose stages wait; along `context`
+MOST_EXPERT = 32
 LONG = 8192  # tokens of a row from which it may be split
 # Bytes that a layer's norms and residuals move for each number of the stream, which `tensor` does not split.
 UNSPLIT = 100
 REMATS = (None, 'dots', 'full')  # what is kept for the backward pass, from the most
+CHOICES = ('model.remat', 'train.microbatches', 'model.attention_kernel', 'mesh.rules')  # beside the mesh's axes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,11 +98,13 @@ def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) 
 def candidates(config: Config, target: Target, fixed: set[str]) -> Iterator[dict[str, int]]:
     """Yields the sizes of meshes over all devices that the config allows; axes in `fixed` keep their sizes."""
     model, count = config.model, target.count
+    sizes = [size for size in range(1, MOST_EXPERT + 1) if count % size == 0]
+    few = [size for size in sizes if size <= MOST]
     splits = {
-        'pipeline': [1] if model.recurrence or model.layer_sharing else [1, 2, 4, 8],
-        'tensor': [size for size in (1, 2, 4, 8) if size <= MOST_TENSOR and model.num_heads % size == 0],
-        'context': [1, 2, 4, 8] if config.data.length >= LONG and not model.recurrence else [1],
-        'expert': [size for size in (1, 2, 4, 8, 16, 32) if model.num_experts and model.num_experts % size == 0] or [1],
+        'pipeline': [1] if model.recurrence or model.layer_sharing else few,
+        'tensor': [size for size in few if model.num_heads % size == 0],
+        'context': few if config.data.length >= LONG and not model.recurrence else [1],
+        'expert': [size for size in sizes if (model.num_experts or 1) % size == 0],
     }
     splits |= {axis: [getattr(config.mesh, axis)] for axis in fixed & splits.keys()}
     for sizes in itertools.product(*splits.values()):
@@ -276,9 +280,7 @@ def row(attempt: Attempt) -> str:
     """Returns an attempt in a line."""
     given = attempt.overrides
     named = [f'{axis} {given[f"mesh.{axis}"]}' for axis in AXES if given.get(f'mesh.{axis}', '1') != '1']
-    named += [
-        f'{name.partition(".")[2]} {value}' for name, value in given.items() if name.removeprefix('mesh.') not in AXES
-    ]
+    named += [f'{name.partition(".")[2]} {given[name]}' for name in CHOICES if name in given]
     words = ', '.join(named) or 'one device'
     if not attempt.figures:
         needs = re.search(r'needs (\S+) of the (\S+)', attempt.refused)
