@@ -166,6 +166,16 @@ def test_heads_of_every_size_fit_the_memory_of_a_core(device):
     assert found == {(*each, bias): 3 + more * bias for *each, bias in ahead_heads.CASES}
 
 
+@pytest.mark.parametrize('device', compiling.TARGETS)
+def test_what_waits_in_the_hosts_memory_is_counted_there(device):
+    """Products beside the state; a state only on TPUs, as the GPU's compiler leaves its place out."""
+    found = {row['case']: row for row in compiled(device, 'ahead_offload.py')}
+    on_host = {case: (row['state'] > 0, row['products'] > 0) for case, row in found.items()}
+    tpu = device.startswith('v5e')
+    assert on_host == {'nothing': (False, False), 'products': (False, True), 'state': (tpu, False)}
+    assert found['products']['peak'] <= found['nothing']['peak']
+
+
 def test_a_gpu_writes_nothing_of_the_hidden_layer_in_float32():
     """The gradient of bfloat16's gelu is in float32 until it is rounded."""
     assert {row['activation']: row['arrays'] for row in compiled('h200:1', 'ahead_hidden.py')} == {

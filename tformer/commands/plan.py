@@ -98,13 +98,13 @@ def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) 
 def candidates(config: Config, target: Target, fixed: set[str]) -> Iterator[dict[str, int]]:
     """Yields the sizes of meshes over all devices that the config allows; axes in `fixed` keep their sizes."""
     model, count = config.model, target.count
-    sizes = [size for size in range(1, MOST_EXPERT + 1) if count % size == 0]
-    few = [size for size in sizes if size <= MOST]
+    divisors = [size for size in range(1, MOST_EXPERT + 1) if count % size == 0]
+    few = [size for size in divisors if size <= MOST]
     splits = {
         'pipeline': [1] if model.recurrence or model.layer_sharing else few,
         'tensor': [size for size in few if model.num_heads % size == 0],
         'context': few if config.data.length >= LONG and not model.recurrence else [1],
-        'expert': [size for size in sizes if (model.num_experts or 1) % size == 0],
+        'expert': [size for size in divisors if (model.num_experts or 1) % size == 0],
     }
     splits |= {axis: [getattr(config.mesh, axis)] for axis in fixed & splits.keys()}
     for sizes in itertools.product(*splits.values()):

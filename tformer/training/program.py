@@ -61,9 +61,15 @@ class Program:
         return Hyperparameters.of(self.config)
 
     @functools.cached_property
+    def device_shardings(self) -> TrainState:
+        """The shardings of a state's arrays where all of them are on the devices, as they are for an update."""
+        found: TrainState = sharding.tree_shardings(self.abstract, self.mesh, sharding.make_rules(self.config.mesh))
+        return found
+
+    @functools.cached_property
     def shardings(self) -> TrainState:
         """The shardings of a state's arrays."""
-        found: TrainState = sharding.tree_shardings(self.abstract, self.mesh, sharding.make_rules(self.config.mesh))
+        found = self.device_shardings
         if self.config.optimizer.offload:
             parts = {name: getattr(self.abstract, name) for name in OFFLOADED}
             found = found.replace(**{name: sharding.on_host(getattr(found, name), x) for name, x in parts.items()})
@@ -80,7 +86,14 @@ class Program:
         """The compiled train step (state, batch, hyper, *taught), for use inside `context()`; it takes the place of the
         state it is given."""
         options = COMPILER_OPTIONS.get(sharding.jax_platform(self.mesh))
-        return jax.jit(self.step, donate_argnums=0, out_shardings=(self.shardings, None), compiler_options=options)
+        step = self.step if self.shardings is self.device_shardings else self._offloaded_step
+        return jax.jit(step, donate_argnums=0, out_shardings=(self.shardings, None), compiler_options=options)
+
+    def _offloaded_step(self, *arguments: Any) -> tuple[TrainState, dict[str, Any]]:
+        """Returns what the train step does; its arrays are split as they will wait before they go to the host, where
+        TPUs cannot put parts together."""
+        state, metrics = self.step(*arguments)
+        return jax.lax.with_sharding_constraint(state, self.device_shardings), metrics
 
     @property
     def reference(self) -> nn.Module | None:
