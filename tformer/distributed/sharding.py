@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from flax import linen as nn
 from jax.experimental import mesh_utils
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from tformer import config as config_lib
 from tformer import errors
@@ -265,6 +265,26 @@ def tree_shardings(abstract: Any, mesh: Mesh, rules: Rules) -> Any:
     return jax.tree.map(place, nn.get_partition_spec(abstract), unboxed(abstract))
 
 
+def as_stored(grads: Any, abstract: Any) -> Any:
+    """Returns gradients, or what stands for those of frozen parameters, whole along the axes of their (boxed) abstract
+    parameters that the mesh would split and does not divide.
+
+    Else XLA would update the parts that it has gradients of, and gather the parameter, its moments and its average.
+    """
+    mesh, rules = jax.sharding.get_abstract_mesh(), nn.get_logical_axis_rules()
+    if mesh.size == 1:
+        return grads
+
+    def place(names: PartitionSpec, leaf: jax.ShapeDtypeStruct, grad: Any) -> Any:
+        stored = spec(leaf.shape, names, rules, mesh)
+        divides = stored == spec([size * mesh.size for size in leaf.shape], names, rules, mesh)
+        if divides or not isinstance(grad, jax.Array):
+            return grad
+        return jax.lax.with_sharding_constraint(grad, NamedSharding(mesh, stored))
+
+    return jax.tree.map(place, nn.get_partition_spec(abstract), unboxed(abstract), grads)
+
+
 def on_host(shardings: Any, abstract: Any) -> Any:
     """Returns the shardings of a tree of (boxed) abstract arrays; those of more than one number go to the host."""
 
@@ -274,7 +294,7 @@ def on_host(shardings: Any, abstract: Any) -> Any:
     return jax.tree.map(place, shardings, unboxed(abstract))
 
 
-def spec(shape: Sequence[int], names: Iterable[str | None], rules: Rules, mesh: Mesh) -> PartitionSpec:
+def spec(shape: Sequence[int], names: Iterable[str | None], rules: Rules, mesh: Mesh | AbstractMesh) -> PartitionSpec:
     """Returns the axes of the mesh that split an array. Each splits the first axis whose size it divides."""
     found: list[tuple[str, ...]] = []
     for size, name in zip(shape, names, strict=False):

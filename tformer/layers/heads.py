@@ -17,6 +17,7 @@ from tformer.layers.embed import embedding_width
 from tformer.layers.linear import Dense
 from tformer.layers.mlp import activated, gelu
 from tformer.layers.norms import make_norm
+from tformer.layers.parallel.each_device import split
 from tformer.layers.parametrization import base_width, width_factor
 from tformer.layers.resolved import ResolvedModel
 
@@ -165,6 +166,9 @@ _statistics.defvjp(_statistics_forward, _statistics_backward)
 
 
 def _at(indices: jax.Array, logits: jax.Array) -> jax.Array:
+    if split('act_vocab', logits.shape[-1]) is None:  # XLA would gather what devices hold unequal parts of
+        places = jax.lax.broadcasted_iota(indices.dtype, logits.shape, logits.ndim - 1)
+        return jnp.sum(jnp.where(places == indices[..., None], logits, 0), axis=-1)
     return jnp.take_along_axis(logits, indices[..., None], axis=-1)[..., 0]
 
 

@@ -9,6 +9,7 @@ import optax
 from flax import linen as nn
 
 from tformer.config import Config
+from tformer.distributed import sharding
 from tformer.layers import masks
 from tformer.layers.parallel import ring_attention
 from tformer.layers.parametrization import base_width
@@ -67,7 +68,7 @@ def make_train_step(
         with masks.ordered(order):
             grads, (scores, statistics) = gradient(state.params, state.statistics, batch, hyper, key)
         weight = jnp.maximum(scores['loss'][1], 1.0)
-        grads = jax.tree.map(lambda g: g / weight, grads)
+        grads = jax.tree.map(lambda g: g / weight, sharding.as_stored(grads, abstract))
         learning_rate = schedules.learning_rate(
             config.optimizer.schedule,
             hyper,
