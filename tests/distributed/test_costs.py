@@ -147,6 +147,35 @@ def test_what_starts_and_ends_counts_once_and_is_hidden_by_work_between():
         assert (found.bytes, found.hidden) == (384.0, hidden)
 
 
+def test_what_a_tpu_does_piece_by_piece_beside_products_counts_once():
+    """The collective stands in the fusion that starts it, in those that do a piece of it, and in the one that ends it;
+    in one fusion that does all of it at once, it has no chain."""
+    gather = f'%g = f32[16,8]{{1,0}} all-gather(%p), {FOURS}, dimensions={{0}}'
+
+    def fusion(name, chain, target=''):
+        call = f'ROOT %c = f32[16,8]{{1,0}} custom-call(%g), custom_call_target="{target}"' if target else ''
+        numbered = f'{gather}, frontend_attributes={{chain_id="{chain}"}}' if chain else gather
+        return (
+            f'%{name} (p: f32[4,8]) -> f32[16,8] {{\n  %p = f32[4,8]{{1,0}} parameter(0)\n  {numbered}\n  {call}\n}}\n'
+        )
+
+    more = ''.join([
+        fusion('starts', 7, 'AsyncCollectiveStart'), fusion('goes_on', 7), fusion('ends', 7, 'AsyncCollectiveDone'),
+        fusion('at_once', None),
+    ])  # fmt: skip
+
+    def found(*called):
+        lines = [f'%f{i} = f32[16,8]{{1,0}} fusion(%x), kind=kCustom, calls=%{name}' for i, name in enumerate(called)]
+        lines[-1] = f'ROOT {lines[-1]}'
+        return [
+            (each.count, each.bytes, each.hidden)
+            for each in costs.collectives(hlo.parse(main(*lines, more=more)), MESH)
+        ]
+
+    assert found('starts', 'goes_on', 'goes_on', 'ends') == [(1, 384.0, 384.0)]
+    assert found('at_once', 'at_once') == [(2, 768.0, 0.0)]
+
+
 BETWEEN_SLICES = 'is_host_transfer=true, frontend_attributes={_xla_host_transfer_rendezvous="all-reduce.1_0",{}}'
 KINDS_BETWEEN = {'ALL_REDUCE': ('all-reduce', 2 * 3 / 4), 'ONE_TO_ONE': ('collective-permute', 1)}
 

@@ -81,11 +81,12 @@ def collectives(program: Program, mesh: Mesh) -> list[Collective]:
     """
     sizes = tuple(mesh.shape.items())
     found: dict[tuple[str, tuple[str, ...], bool], np.ndarray] = {}
-    scattered, overlapped = _scattered(program), _overlapped(program)
+    scattered, (chained, again) = _scattered(program), _chains(program)
+    overlapped = _overlapped(program) | chained
 
     def sent(i: Instruction, c: Computation) -> float:
         kind = _kind(i, c, scattered)
-        if kind not in SENT:
+        if kind not in SENT or (id(c), i.name) in again:
             return 0
         size = len(_slices(mesh)) if _transfer(i) else device_groups.of(i.attributes, sizes)[1]
         return sum(hlo.num_bytes(c[name].shape) for name in i.operands) * SENT[kind](size)
@@ -131,6 +132,34 @@ def _axes_between_slices(mesh: Mesh) -> tuple[str, ...]:
 def _scattered(program: Program) -> set[int]:
     """Returns the identities of the computations in which a TPU scatters the sums of an all-reduce."""
     return {id(c) for name, c in program.computations.items() if name.startswith('all-reduce-scatter')}
+
+
+def _chains(program: Program) -> tuple[set[tuple[int, str]], set[tuple[int, str]]]:
+    """Returns the collectives that a TPU does piece by piece beside products, and those that are others once more, each
+    by its computation's identity and its name.
+
+    A fusion starts such a collective, others do a piece of it each beside their own work, and one ends it. All of them
+    have the collective as an instruction, with the number of its chain.
+    """
+    starts: dict[str, set[tuple[int, str]]] = {}
+    pieces: dict[str, set[tuple[int, str]]] = {}
+    ends: set[tuple[int, str]] = set()
+    for computation in program.computations.values():
+        calls = ' '.join(i.attributes for i in computation.values() if i.opcode == 'custom-call')
+        for i in computation.values():
+            chain = re.search(r'\bchain_id="(\d+)"', i.attributes)
+            if chain is None:
+                continue
+            place = id(computation), i.name
+            if '"AsyncCollectiveStart"' in calls:
+                starts.setdefault(chain[1], set()).add(place)
+            elif '"AsyncCollectiveDone"' in calls:
+                ends.add(place)
+            else:
+                pieces.setdefault(chain[1], set()).add(place)
+    beside = [places for chain, places in starts.items() if chain in pieces]
+    more = [places for chain, places in pieces.items() if chain in starts]
+    return set().union(*beside), ends.union(*more)
 
 
 _RENDEZVOUS = r'_xla_host_transfer_rendezvous="[^"]*"'

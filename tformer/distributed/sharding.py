@@ -269,18 +269,21 @@ def as_stored(grads: Any, abstract: Any) -> Any:
     """Returns gradients, or what stands for those of frozen parameters, whole along the axes of their (boxed) abstract
     parameters that the mesh would split and does not divide.
 
-    Else XLA would update the parts that it has gradients of, and gather the parameter, its moments and its average.
+    Each device computes its part first. Else XLA would update parts, and gather the parameter, its moments and its
+    average; or it would gather what the gradient is computed from.
     """
     mesh, rules = jax.sharding.get_abstract_mesh(), nn.get_logical_axis_rules()
     if mesh.size == 1:
         return grads
 
     def place(names: PartitionSpec, leaf: jax.ShapeDtypeStruct, grad: Any) -> Any:
-        stored = spec(leaf.shape, names, rules, mesh)
-        divides = stored == spec([size * mesh.size for size in leaf.shape], names, rules, mesh)
-        if divides or not isinstance(grad, jax.Array):
+        parts = spec([size * mesh.size for size in leaf.shape], names, rules, mesh)
+        whole = spec(leaf.shape, names, rules, mesh)
+        if parts == whole or not isinstance(grad, jax.Array):
             return grad
-        return jax.lax.with_sharding_constraint(grad, NamedSharding(mesh, stored))
+        for each in (parts, whole):
+            grad = jax.lax.with_sharding_constraint(grad, NamedSharding(mesh, each))
+        return grad
 
     return jax.tree.map(place, nn.get_partition_spec(abstract), unboxed(abstract), grads)
 
