@@ -8,11 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tformer.config import Mesh
+from tformer.distributed import sharding
 from tformer.errors import UserError
 from tformer.layers import kernels
 from tformer.layers.kernel_choice import FEATURES, KERNELS, unserved
 from tformer.layers.kernels import ScoreOptions
 from tformer.layers.masks import AttentionMask
+from tformer.layers.parallel.each_device import on_each_device
 
 B = 2
 ON_CPU = {  # as they run here: small chunks, so that there are several and the last is padded
@@ -270,3 +273,24 @@ def test_on_a_cpu_masks_are_added_to_the_same_scores(monkeypatch):
         assert ('tensor<2x2x2x8x8xf32>' in selects) == (platform == 'gpu')
         found[platform] = lowered.compile()(q_BKGTH, k_BKSH, mask_BTS)
     np.testing.assert_array_equal(found['cpu'], found['gpu'])
+
+
+@pytest.mark.parametrize('heads', [4, 3])  # which two devices divide, and do not
+def test_a_kernel_of_each_device_has_its_heads_of_what_all_rows_share(heads):
+    """And its gradient is the sum over all rows."""
+    rng = np.random.default_rng(0)
+    q, k, v = (jnp.asarray(rng.standard_normal((4, heads, 5, 2)), jnp.float32) for _ in range(3))
+    bias_1NTS = jnp.asarray(rng.standard_normal((1, heads, 5, 5)), jnp.float32)
+
+    def loss(bias_1NTS):
+        def attend(q, k, v, by_row, bias):
+            return jax.nn.softmax(q @ k.swapaxes(2, 3) + bias) @ v
+
+        return (on_each_device(attend, q, k, v, None, bias_1NTS) ** 3).sum()
+
+    alone = jax.value_and_grad(loss)(bias_1NTS)
+    mesh_config = Mesh(data=2, tensor=2)
+    with sharding.placed(sharding.make_mesh(mesh_config, jax.devices()[:4]), mesh_config):
+        found = jax.jit(jax.value_and_grad(loss))(bias_1NTS)
+    for got, wanted in zip(found, alone, strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tformer.config import Model
+from tformer.config import Mesh, Model
+from tformer.distributed import sharding
 from tformer.layers import heads, outputs
 from tformer.layers.dropout import DropoutRates
 from tformer.layers.resolved import resolve_model
@@ -89,3 +90,22 @@ def test_the_gradient_of_the_statistics_is_that_of_their_definitions(monkeypatch
     narrow = jax.grad(weighted)(jnp.asarray(logits, jnp.bfloat16))
     assert narrow.dtype == jnp.bfloat16
     np.testing.assert_allclose(narrow.astype(np.float32), wanted, atol=0.02)
+
+
+def test_statistics_of_a_vocabulary_that_the_mesh_does_not_divide():
+    """Two devices have five and four logits of each token; targets are in both parts."""
+    logits_BTV = jax.random.normal(jax.random.key(0), (4, 9, 9))
+    targets_BT = jnp.broadcast_to(jnp.arange(9), (4, 9))
+
+    def found(logits_BTV):
+        logits_BTV = sharding.constrain(logits_BTV, 'batch', 'length', 'act_vocab')
+        statistics = heads.token_statistics(logits_BTV, targets_BT)
+        return (statistics.log_likelihood * statistics.mean).sum(), statistics
+
+    (alone, statistics), gradient = jax.value_and_grad(found, has_aux=True)(logits_BTV)
+    mesh_config = Mesh(data=2, tensor=2)
+    with sharding.placed(sharding.make_mesh(mesh_config, jax.devices()[:4]), mesh_config):
+        (total, parts), grad = jax.jit(jax.value_and_grad(found, has_aux=True))(logits_BTV)
+    pairs = zip(jax.tree.leaves((total, parts, grad)), jax.tree.leaves((alone, statistics, gradient)), strict=True)
+    for got, wanted in pairs:
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-6)
