@@ -273,7 +273,7 @@ def as_stored(grads: Any, abstract: Any) -> Any:
     average; or it would gather what the gradient is computed from.
     """
     mesh, rules = jax.sharding.get_abstract_mesh(), nn.get_logical_axis_rules()
-    if mesh.size == 1:
+    if mesh.empty or not rules:
         return grads
 
     def place(names: PartitionSpec, leaf: jax.ShapeDtypeStruct, grad: Any) -> Any:
