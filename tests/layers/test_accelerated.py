@@ -182,7 +182,7 @@ def test_cudnn_gets_the_bias_of_all_pairs_where_they_are_few_and_it_knows_the_ma
     case, given = case._replace(lengths=(128, 128)), []
     arrays, (mask, _) = make(case), make_mask(case)
     monkeypatch.setattr(cudnn, 'MOST_PAIRS', most)
-    monkeypatch.setattr(cudnn, '_attend', lambda *call: given.append('cudnn'))
+    monkeypatch.setattr(cudnn, '_attend', lambda *call, scale: given.append('cudnn'))
     monkeypatch.setattr(cudnn, 'triton', lambda *call: given.append('triton'))
     cudnn.cudnn(arrays['q'], arrays['k'], arrays['v'], mask, ScoreOptions(0.3, bias_1NX=arrays.get('bias_1NX')))
     assert given == [by]
