@@ -31,8 +31,12 @@ from tformer.training.step import Step, make_train_step
 from tformer.training.teacher import Teacher, make_teacher
 
 # Of the train step, by JAX backend. On a GPU all matrix products use cuBLAS, which adds biases and residuals as it
-# writes its results; timing Triton's kernels against it would only make compiling longer.
-COMPILER_OPTIONS = {'gpu': {'xla_gpu_enable_triton_gemm': False, 'xla_gpu_dot_merger_threshold_mb': 0}}
+# writes its results; timing Triton's kernels against it would only make compiling longer. On a TPU a product does not
+# pass its operand's parts around a ring, in dozens of small products, but waits for all of them.
+COMPILER_OPTIONS = {
+    'gpu': {'xla_gpu_enable_triton_gemm': False, 'xla_gpu_dot_merger_threshold_mb': 0},
+    'tpu': {'xla_jf_spmd_threshold_for_windowed_einsum_mib': 1_000_000},  # larger than any operand
+}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
