@@ -29,7 +29,7 @@ from tformer.layers.block import LAYER_SHARING
 from tformer.layers.dropout import DropoutRates
 from tformer.layers.embed import Embedding
 from tformer.layers.heads import STATISTICS, TokenStatistics, token_statistics
-from tformer.layers.layer_stack import layers_apart
+from tformer.layers.layer_stack import as_read, layers_apart
 from tformer.layers.outputs import HEADS
 from tformer.layers.parallel.each_device import on_own_tokens
 from tformer.layers.quantized import INT8, without_kernels
@@ -237,13 +237,21 @@ def build(cfg: Model) -> nn.Module:
 
 
 def for_steps(cfg: ResolvedModel, variables: Any) -> Any:
-    """Returns a model's variables as a loop of steps reads them fastest.
+    """Returns a model's variables as a loop of steps reads them fastest: kernels and tables in the activations' dtype.
 
-    On a CPU those of each layer stand apart, beside those of the stack that a prompt is read by, so that the decoder's
-    parameters are held twice.
+    But on TPUs those of each layer stand apart, beside those of the stack that a prompt is read by, so that the
+    decoder's parameters are held twice.
     """
-    shared = cfg.recurrence is not None or LAYER_SHARING[cfg.layer_sharing].shared
-    return variables if shared or platform() != 'cpu' else layers_apart(variables, ('decoder', 'stack'))
+    if cfg.recurrence is not None:
+        return variables
+    apart = not LAYER_SHARING[cfg.layer_sharing].shared and platform() != 'tpu'
+    found = layers_apart(variables, ('decoder', 'stack'), cfg.dtype) if apart else variables
+
+    def one(keys: Any, x: Any) -> Any:
+        stacked = any(getattr(key, 'key', '') == 'layers' for key in keys)
+        return x if apart and stacked else as_read(keys, x, cfg.dtype)
+
+    return {**found, 'params': jax.tree_util.tree_map_with_path(one, found['params'])}
 
 
 def quantized(model: nn.Module, variables: Any, kind: str | None) -> Any:

@@ -24,22 +24,56 @@ def made(**fields):
     return model, nn.meta.unbox(model.init(jax.random.key(0), batch)), batch
 
 
+HALF = {'dtype': 'bfloat16'}
+LATENT = {'kv_latent_dim': 8, 'rotary_dim': 4, 'head_dim': 8, 'position': 'rope'}
+
+
 @pytest.mark.parametrize(
-    'fields', [{}, {'family': 'encoder_decoder'}, {'norm': 'batchnorm'}, {'layer_sharing': 'all'}], ids=str
+    'fields',
+    [
+        {},
+        {'family': 'encoder_decoder'},
+        {'norm': 'batchnorm'},
+        {'layer_sharing': 'all'},
+        HALF | {'position': 'learned', 'num_token_types': 2, 'mlp_bias': True},
+        HALF | {'family': 'encoder_decoder', 'position': 'relative', 'tied_embeddings': None},
+        HALF | {'num_experts': 4, 'experts_per_token': 2, 'router_bias': True, 'norm': 'rmsnorm'},
+        HALF | {'lora_rank': 2, 'layer_sharing': 'all'},
+        HALF | LATENT,
+        HALF | {'recurrence': 'lstm', 'position': None},
+    ],
+    ids=str,
 )
 @pytest.mark.slow_cases("{'family': 'encoder_decoder'}")
-def test_layers_apart_give_the_same_bits(fields) -> None:
+def test_what_steps_read_gives_the_same_bits(fields) -> None:
     model, variables, batch = made(**fields)
-    apart = for_steps(model.cfg, variables)
+    found = for_steps(model.cfg, variables)
 
     @jax.jit
     def step(variables):
         cache = model.apply(variables, batch, 8, method='start')
         return model.apply(variables, batch['inputs'][:, :1], jnp.zeros((2, 1), jnp.int32), cache, method='extend')[0]
 
-    names = set(apart['params']['decoder']['stack'])
-    assert ('layer_2' in names) == ('layer_sharing' not in fields)
-    np.testing.assert_array_equal(step(variables), step(apart))
+    if 'recurrence' not in fields:
+        names = set(found['params']['decoder']['stack'])
+        assert ('layer_2' in names) == ('layer_sharing' not in fields)
+    np.testing.assert_array_equal(step(variables), step(found))
+
+
+def test_steps_read_kernels_and_tables_in_the_activations_dtype_and_a_router_in_its_own() -> None:
+    model, variables, _ = made(num_experts=4, experts_per_token=2, position='relative', dtype='bfloat16')
+    params = for_steps(model.cfg, variables)['params']
+    layer, stacked = params['decoder']['stack']['layer_0'], params['decoder']['stack']['layers']
+    read = {
+        jax.tree_util.keystr(keys, simple=True, separator='.')
+        for keys, x in jax.tree_util.tree_leaves_with_path(layer)
+        if x.dtype == jnp.bfloat16
+    }
+    assert {name.rpartition('.')[2] for name in read} == {'kernel'}
+    assert not any('router' in name for name in read)
+    assert params['embed']['table'].dtype == jnp.bfloat16
+    assert params['decoder']['bias']['table'].dtype == jnp.float32
+    assert {x.dtype for x in jax.tree.leaves(stacked)} == {jnp.dtype('float32')}
 
 
 def test_a_loop_of_steps_copies_no_parameters_of_a_layer() -> None:

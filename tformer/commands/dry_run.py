@@ -28,7 +28,7 @@ from tformer.distributed.devices import Target, Times, times
 from tformer.errors import UserError
 from tformer.layers import kernel_choice
 from tformer.layers.quantized import Quantized, without_kernels
-from tformer.model import QUANTIZATIONS, quantized
+from tformer.model import QUANTIZATIONS, for_steps, quantized
 from tformer.training import flops, setup
 from tformer.training.dummy_batch import assumed, one_row
 from tformer.training.program import Program, make_program, placed_shapes
@@ -249,8 +249,11 @@ def _decode_step(program: Program, state: Any, batch: Any) -> tuple[jax.stages.T
     def step(variables: Any, tokens: jax.Array, positions: jax.Array, cache: Any) -> Any:
         return program.model.apply(variables, tokens, positions, cache, method='extend')
 
-    traced = jax.jit(step, donate_argnums=3).trace(variables, one['inputs'], one['positions'], cache)
-    return traced, {'parameters': variables}
+    read = jax.jit(functools.partial(for_steps, program.model.cfg))
+    places = read.lower(variables).compile().output_shardings
+    read_by_step = placed_shapes(jax.eval_shape(read, variables), places)
+    jitted = jax.jit(step, donate_argnums=3, keep_unused=True)
+    return jitted.trace(read_by_step, one['inputs'], one['positions'], cache), {'parameters': read_by_step}
 
 
 PROGRAMS: dict[str, Callable[[Program, Any, Any], tuple[jax.stages.Traced, dict[str, Any]]]] = {

@@ -5,11 +5,14 @@ from typing import Any
 
 import flax.struct
 import jax
+import jax.numpy as jnp
 from flax import linen as nn
 
 from tformer.distributed.sharding import unboxed
 from tformer.layers.quantized import INT8
 from tformer.layers.resolved import ResolvedModel
+
+TABLES = ('embed', 'encoder_embed', 'positions', 'token_types')  # modules whose table has a row of activations each
 
 
 class PerLayer(flax.struct.PyTreeNode):
@@ -51,12 +54,16 @@ class LayerStack(nn.Module):
         return nn.scan(layer, methods={name: {'in_axes': axes, **lift} for name, axes in in_axes.items()})
 
 
-def layers_apart(variables: Any, path: Sequence[str]) -> Any:
-    """Returns the variables with those of each layer of the stack at `path` beside those of all, for `Stack.step`.
+def layers_apart(variables: Any, path: Sequence[str], dtype: str) -> Any:
+    """Returns the variables with those of each layer of the stack at `path` beside those of all, for `Stack.step`, in
+    the dtype in which they are read.
 
     A loop of steps else copies every layer's parameters out of the stack's, at each token: XLA moves no slice out of a
     loop.
     """
+
+    def of_layer(stacked: Any, number: int) -> Any:
+        return jax.tree_util.tree_map_with_path(lambda keys, x: as_read(keys, x[number], dtype), stacked)
 
     def apart(tree: Any, path: Sequence[str]) -> Any:
         if path:
@@ -65,9 +72,17 @@ def layers_apart(variables: Any, path: Sequence[str]) -> Any:
             return tree
         layers = unboxed(tree['layers'])
         number = len(jax.tree.leaves(layers)[0]) if jax.tree.leaves(layers) else 0
-        return {**tree, **{f'layer_{n}': jax.tree.map(lambda x, n=n: x[n], layers) for n in range(number)}}
+        return {**tree, **{f'layer_{n}': of_layer(layers, n) for n in range(number)}}
 
     return {kind: apart(tree, path) for kind, tree in variables.items()}
+
+
+def as_read(keys: Sequence[Any], x: jax.Array, dtype: str) -> jax.Array:
+    """Returns the parameter at the end of these keys in the activations' dtype, where that is how the model reads it:
+    kernels of products, but for a router's, and tables of tokens and of positions."""
+    *_, module, name = ['', *(getattr(key, 'key', '') for key in keys)]
+    read = module != 'router' if name == 'kernel' else name == 'table' and module in TABLES
+    return x.astype(dtype) if read and jnp.dtype(dtype).itemsize < x.dtype.itemsize else x
 
 
 class NamedValue(nn.Module):
