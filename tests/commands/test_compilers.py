@@ -12,6 +12,7 @@ import pytest
 import ahead
 import ahead_attention
 import ahead_heads
+import ahead_steps
 import compiling
 import fingerprints
 from lives import HANG
@@ -182,3 +183,23 @@ def test_a_gpu_writes_nothing_of_the_hidden_layer_in_float32():
         'gelu': [],
         'gelu_tanh': [],
     }
+
+
+def test_a_step_of_decoding_reads_parameters_and_cache_and_little_else():
+    """Parameters in two bytes each; of the cache the keys and values, which a step also writes its own to."""
+    (row,) = compiled('h100:1', 'ahead_steps.py')
+    assert row['bytes'] < 1.2 * 2 * (row['parameters'] + ahead_steps.CACHED)
+
+
+def test_a_tpu_computes_attention_of_one_query_by_products():
+    """Twice, as a product of one row would be sums: of scores and of values, two operations a number of the cache."""
+    (row,) = compiled('v5e:1x1', 'ahead_steps.py')
+    assert row['attention'] == 2 * 2 * ahead_steps.CACHED
+
+
+def test_a_tpu_gathers_operands_whole_where_they_are_large():
+    """Not part by part around a ring, in as many products as there are devices."""
+    (row,) = compiled('v5e:2x4', 'ahead_wide.py')
+    kinds = {each['kind'] for each in row['collectives']}
+    assert 'all-gather' in kinds
+    assert 'collective-permute' not in kinds
