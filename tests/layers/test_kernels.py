@@ -1,6 +1,7 @@
 """Every kernel of the table computes the same attention, gradients included."""
 
 import functools
+import re
 from typing import NamedTuple
 
 import jax
@@ -273,6 +274,22 @@ def test_on_a_cpu_masks_are_added_to_the_same_scores(monkeypatch):
         assert ('tensor<2x2x2x8x8xf32>' in selects) == (platform == 'gpu')
         found[platform] = lowered.compile()(q_BKGTH, k_BKSH, mask_BTS)
     np.testing.assert_array_equal(found['cpu'], found['gpu'])
+
+
+@pytest.mark.parametrize('heads', [(4, 4), (4, 2)], ids=str)
+def test_a_tpu_asks_one_query_a_head_twice_and_nothing_changes(monkeypatch, heads):
+    case = Case('padding', heads=heads, lengths=(1, 9), bias=B, softcap=3.0, sink=True)
+    arrays, rest = make(case)
+    found, products = {}, {}
+    for platform in ('cpu', 'tpu'):
+        monkeypatch.setattr(kernels, 'platform', lambda platform=platform: platform)
+        found[platform] = run(kernels.reference, arrays, rest)
+        options = ScoreOptions(rest['scale'], bias=arrays['bias'])
+        given = arrays['q'], arrays['k'], arrays['v'], rest['mask_BTS'], options
+        text = str(jax.make_jaxpr(lambda *given: kernels.reference(*given))(*given))
+        products[platform] = set(re.findall(r':f32\[2,\d,(\d),\d+\] = dot_general', text))
+    assert products == {'cpu': {str(heads[0] // heads[1])}, 'tpu': {'2'}}
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), *found.values())
 
 
 @pytest.mark.parametrize('heads', [4, 3])  # which two devices divide, and do not
