@@ -239,8 +239,8 @@ def build(cfg: Model) -> nn.Module:
 def for_steps(cfg: ResolvedModel, variables: Any) -> Any:
     """Returns a model's variables as a loop of steps reads them fastest: kernels and tables in the activations' dtype.
 
-    But on TPUs those of each layer stand apart, beside those of the stack that a prompt is read by, so that the
-    decoder's parameters are held twice.
+    On CPUs and GPUs those of each layer stand apart, beside those of the stack that a prompt is read by, so that the
+    decoder's parameters are held twice; a TPU reads a layer's out of the stack's.
     """
     if cfg.recurrence is not None:
         return variables

@@ -1,6 +1,6 @@
 """Compiles a train step whose products have operands of hundreds of megabytes; prints a line of JSON.
 
-python tests/helpers/ahead_wide.py v5e:2x4 | h100:8
+python tests/helpers/ahead_wide.py v5e:2x4
 """
 
 import json
