@@ -236,15 +236,15 @@ def build(cfg: Model) -> nn.Module:
     return choose(FAMILIES, cfg.family, 'model.family')(resolve_model(cfg))
 
 
-def for_steps(cfg: ResolvedModel, variables: Any) -> Any:
+def for_steps(cfg: ResolvedModel, variables: Any, apart: bool = True) -> Any:
     """Returns a model's variables as a loop of steps reads them fastest: kernels and tables in the activations' dtype.
 
-    On CPUs and GPUs those of each layer stand apart, beside those of the stack that a prompt is read by, so that the
+    On CPUs and GPUs those of each layer stand `apart`, beside those of the stack that a prompt is read by, so that the
     decoder's parameters are held twice; a TPU reads a layer's out of the stack's.
     """
     if cfg.recurrence is not None:
         return variables
-    apart = not LAYER_SHARING[cfg.layer_sharing].shared and platform() != 'tpu'
+    apart = apart and not LAYER_SHARING[cfg.layer_sharing].shared and platform() != 'tpu'
     found = layers_apart(variables, ('decoder', 'stack'), cfg.dtype) if apart else variables
 
     def one(keys: Any, x: Any) -> Any:

@@ -3,6 +3,7 @@
 import dataclasses
 import shutil
 
+import jax
 import pytest
 
 import hub_directories
@@ -41,6 +42,18 @@ def test_a_frozen_run_writes_what_the_run_writes(kind, tmp_path) -> None:
     assert frozen.write(texts, 8, Drawing(1.0, seed=4)) == expected[1]
     with pytest.raises(UserError, match=r'^a text of \d+ tokens leaves \d+ new ones, and 500 are asked for$'):
         frozen.write(texts, 500)
+
+
+def test_a_frozen_run_holds_kernels_in_the_dtype_of_the_activations(tmp_path) -> None:
+    sizes = {}
+    for dtype in ('float32', 'bfloat16'):
+        run = fresh_run('causal_lm', family='decoder', letters='abcdefgh', fields={'dtype': dtype})
+        run = dataclasses.replace(run, config=config.override(run.config, {'decode.max_len': '7'}))
+        freeze(run, tmp_path / dtype, rows=2)
+        frozen, texts = load_frozen(tmp_path / dtype), ['a', 'abc', 'h' * 20]
+        assert frozen.write(texts, 7) == run.generate(texts)
+        sizes[dtype] = sum(leaf.nbytes for leaf in jax.tree.leaves(frozen.variables))
+    assert sizes['bfloat16'] < 0.6 * sizes['float32']
 
 
 @pytest.mark.slow

@@ -1,4 +1,5 @@
-"""Compiles a train step whose products have operands of hundreds of megabytes; prints a line of JSON.
+"""Compiles a train step and the reading of prompts, whose products have operands of hundreds of megabytes; prints a
+line of JSON for each.
 
 python tests/helpers/ahead_wide.py v5e:2x4
 """
@@ -24,7 +25,8 @@ def main(device: str) -> None:
         train=Train(objective='causal_lm', batch_size=64, num_steps=10),
         mesh=Mesh(data=1, fsdp=8),
     )  # fmt: skip
-    print(json.dumps(dry_run_report.figures(dry_run.compile_program('train step', config, target))))
+    for name in ('train step', 'prefill'):
+        print(json.dumps(dry_run_report.figures(dry_run.compile_program(name, config, target))))
 
 
 if __name__ == '__main__':

@@ -23,7 +23,7 @@ from tformer.config import Mesh as MeshConfig
 from tformer.data.batches.packing import BATCHING
 from tformer.decode.generate import STRATEGIES, begin, cache_slots
 from tformer.decode.sample import prefill
-from tformer.distributed import costs, devices, hlo, sharding, traffic
+from tformer.distributed import compilers, costs, devices, hlo, sharding, traffic
 from tformer.distributed.devices import Target, Times, times
 from tformer.errors import UserError
 from tformer.layers import kernel_choice
@@ -189,7 +189,7 @@ def _abstract_teacher(program: Program) -> tuple[Any, ...]:
 
 def _prefill(program: Program, state: Any, batch: Any) -> tuple[jax.stages.Traced, dict[str, Any]]:
     variables = _abstract_variables(program, state)
-    traced = jax.jit(functools.partial(_read_prompt, program)).trace(variables, _prompts(batch))
+    traced = compilers.jit(functools.partial(_read_prompt, program)).trace(variables, _prompts(batch))
     return traced, {'parameters': variables}
 
 
@@ -252,7 +252,7 @@ def _decode_step(program: Program, state: Any, batch: Any) -> tuple[jax.stages.T
     read = jax.jit(functools.partial(for_steps, program.model.cfg))
     places = read.lower(variables).compile().output_shardings
     read_by_step = placed_shapes(jax.eval_shape(read, variables), places)
-    jitted = jax.jit(step, donate_argnums=3, keep_unused=True)
+    jitted = compilers.jit(step, donate_argnums=3, keep_unused=True)
     return jitted.trace(read_by_step, one['inputs'], one['positions'], cache), {'parameters': read_by_step}
 
 

@@ -30,7 +30,7 @@ from tformer.decode.drawing import Drawing
 from tformer.decode.engine import write_all
 from tformer.errors import UserError
 from tformer.hf import safetensors
-from tformer.model import quantized
+from tformer.model import for_steps, quantized
 from tformer.training import workdir as workdir_lib
 
 SHARED_FLAGS = ('workdir', 'checkpoint')
@@ -72,8 +72,9 @@ def freeze(
         raise UserError("tformer freeze needs flatbuffers: pip install 'tformer[programs]'") from error
     greedy = checks.settled(config_lib.override(run.config, {'decode.strategy': 'greedy'}))  # draws are asked for
     run = dataclasses.replace(run, config=dataclasses.replace(greedy, mesh=Mesh(data=1)))
-    made = row_writer.make(run, rows)
+    made = row_writer.make(run, rows, compiled=False)
     variables = quantized(run.model, run.variables, run.config.decode.quantization)
+    variables = for_steps(run.model.cfg, variables, apart=False)  # for platforms of both kinds
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(variables)]
     shapes = {str(place): (leaf.dtype, leaf.shape) for place, leaf in enumerate(leaves)}
     with new_directory(pathlib.Path(path)) as place:

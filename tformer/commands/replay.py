@@ -17,6 +17,7 @@ from tformer import commands
 from tformer.data.batches import mixture, pipeline
 from tformer.data.inspection import rendering
 from tformer.distributed import sharding
+from tformer.distributed.compilers import jit
 from tformer.errors import UserError
 from tformer.layers import masks
 from tformer.layers.dropout import DropoutRates
@@ -92,7 +93,7 @@ def row_losses(program: Program, state: TrainState, batch: dict[str, Any]) -> ja
     teacher = None if program.teacher is None else program.teacher.model
     nothing = {'weights': 0, 'label_weights': 0, 'positions': -1}  # what scores of other rows count by
 
-    @jax.jit
+    @jit
     def losses(variables: Any, batch: dict[str, jax.Array], taught: Any) -> jax.Array:
         with masks.ordered('behind'):
             method, teaching = objective.taught_by(teacher, taught, config.train)(batch, chunk)

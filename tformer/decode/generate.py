@@ -18,6 +18,7 @@ from tformer.decode.penalties import Penalties
 from tformer.decode.rules import Rules
 from tformer.decode.sample import Ending, Extend, Prompt, Sampling, greedy, prefill, read, sample
 from tformer.decode.speculative import Draft, Warp, by_look_up, by_model, greedy_warp, speculate
+from tformer.distributed.compilers import jit
 from tformer.errors import UserError, choose
 from tformer.layers import masks
 from tformer.layers.moe import DISPATCHES
@@ -81,7 +82,7 @@ def make_generate(
     strategy = choose(STRATEGIES, cfg.strategy, 'decode.strategy')
     longest: int = model.cfg.max_len
 
-    @jax.jit
+    @jit
     def generate(variables: Any, batch: Mapping[str, Any], rng: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
         P = batch['inputs'].shape[1]
         needed = P + cfg.max_len - 1

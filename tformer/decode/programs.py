@@ -15,6 +15,7 @@ from jax import export
 
 from tformer.decode.drawing import Drawing
 from tformer.decode.engine import Engine
+from tformer.distributed.compilers import jit
 from tformer.errors import UserError
 
 FILE = 'programs.json'
@@ -89,8 +90,9 @@ def load(directory: pathlib.Path) -> tuple[Engine, int]:
         found = {name: export.deserialize(bytearray((directory / f'{name}.bin').read_bytes())) for name in names}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f'{directory} holds no programs: {error}') from error
-    empty, step, free = (jax.jit(found[name].call) for name in names[:3])
-    inserts = {length: jax.jit(found[f'insert_{length}'].call) for length in lengths}
+    empty, free = jit(found['empty'].call), jit(found['free'].call, donate_argnums=0)
+    step = jit(found['step'].call, donate_argnums=1)
+    inserts = {length: jit(found[f'insert_{length}'].call, donate_argnums=1) for length in lengths}
 
     def insert(variables: Any, slots: Any, batch: Mapping[str, Any], row: Any, drawing: Drawing) -> Any:
         length = batch['inputs'].shape[1]

@@ -28,6 +28,7 @@ from tformer.decode.generate import cache_slots, texts_of_row
 from tformer.decode.spread import spread_over
 from tformer.decode.text import Output, Share, Writer, longest_input, make_writer
 from tformer.distributed import sharding
+from tformer.distributed.compilers import jit
 from tformer.model import for_steps
 
 _PARTS = 8  # texts begin when this share of the rows is free
@@ -179,17 +180,17 @@ def _programs(
 
     spread = spread_over(mesh, rules)
 
-    @jax.jit
+    @jit
     def empty(variables: Any) -> Written:
         tokens_BT = jnp.zeros((count, decoding.max_len), jnp.int32)
         return spread(Written(engine.empty(variables), tokens_BT, jnp.zeros(count)))
 
-    @functools.partial(jax.jit, static_argnums=(1, 2))
+    @functools.partial(jit, static_argnums=(1, 2))
     def grow(written: Written, slots: int, encoder_slots: int | None) -> Written:
         cache = written.slots.cache.grown(slots, encoder_slots)
         return spread(written.replace(slots=written.slots.replace(cache=cache)))
 
-    @functools.partial(jax.jit, donate_argnums=1)
+    @functools.partial(jit, donate_argnums=1)
     def begin(variables: Any, written: Written, batch: Mapping[str, Any], rows_R: Any, drawing: Drawing) -> Written:
         batch = jax.device_put(batch, sharding.batch_sharding(mesh))
         slots = engine.insert(variables, written.slots, batch, rows_R, drawing)
@@ -207,7 +208,7 @@ def _programs(
             written.scores_B + jnp.where(writes_B, logprobs_B, 0.0),
         )
 
-    @functools.partial(jax.jit, donate_argnums=1)
+    @functools.partial(jit, donate_argnums=1)
     def go_on(variables: Any, written: Written, enough: jax.Array) -> Written:
         def waits(now: Written) -> jax.Array:
             return jnp.sum(now.slots.position_B < 0) < enough

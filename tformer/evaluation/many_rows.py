@@ -11,6 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from tformer.data.examples.example_arrays import OF_ROWS
 from tformer.data.examples.special_tokens import Fields
+from tformer.distributed.compilers import jit
 from tformer.layers import masks
 
 SHORTEST = 16  # positions of the shortest batch; each further length is twice the one before
@@ -23,7 +24,7 @@ Program = Callable[[Any, Mapping[str, Any]], Any]  # (variables, batch) -> outpu
 def make_program(model: nn.Module, method: Method, mesh: Mesh) -> Program:
     """Returns the compiled (variables, batch) -> outputs of a method; every device has the outputs of all rows."""
 
-    @functools.partial(jax.jit, out_shardings=NamedSharding(mesh, PartitionSpec()))
+    @functools.partial(jit, out_shardings=NamedSharding(mesh, PartitionSpec()))
     def program(variables: Any, batch: Mapping[str, jax.Array]) -> Any:
         with masks.ordered('behind'):
             return model.apply(variables, batch, method=method)

@@ -17,6 +17,7 @@ from tformer.data.examples.example_arrays import Examples
 from tformer.data.sources.fields import are_plain
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.distributed import sharding
+from tformer.distributed.compilers import jit
 from tformer.evaluation import means, metrics, scores
 from tformer.evaluation.metrics import Metric
 from tformer.layers import masks
@@ -61,7 +62,7 @@ def make_scorer(model: nn.Module, config: Config, mesh: Mesh, teacher: nn.Module
 
     everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
 
-    @functools.partial(jax.jit, out_shardings=everywhere)  # each process has the outputs of all rows
+    @functools.partial(jit, out_shardings=everywhere)  # each process has the outputs of all rows
     def step(variables: Any, batch: Mapping[str, jax.Array], taught: Any) -> tuple[Any, Any]:
         batch = objective.weigh(batch, weight)
         with masks.ordered('behind'):

@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 from tformer import errors
 from tformer.config import Config
 from tformer.config.tasks import HEADS, TASKS
-from tformer.distributed import sharding
+from tformer.distributed import compilers, sharding
 from tformer.layers import kernel_choice, masks
 from tformer.model import build
 from tformer.objectives import OBJECTIVES, Objective, loss_chunk
@@ -29,14 +29,6 @@ from tformer.optim.optimizers import make_optimizer
 from tformer.training.state import OFFLOADED, TrainState, begin, logical_names, make_init
 from tformer.training.step import Step, make_train_step
 from tformer.training.teacher import Teacher, make_teacher
-
-# Of the train step, by JAX backend. On a GPU all matrix products use cuBLAS, which adds biases and residuals as it
-# writes its results; timing Triton's kernels against it would only make compiling longer. On a TPU a product does not
-# pass its operand's parts around a ring, in dozens of small products, but waits for all of them.
-COMPILER_OPTIONS = {
-    'gpu': {'xla_gpu_enable_triton_gemm': False, 'xla_gpu_dot_merger_threshold_mb': 0},
-    'tpu': {'xla_jf_spmd_threshold_for_windowed_einsum_mib': 1_000_000},  # larger than any operand
-}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -89,9 +81,9 @@ class Program:
     def jitted_step(self) -> Any:
         """The compiled train step (state, batch, hyper, *taught), for use inside `context()`; it takes the place of the
         state it is given."""
-        options = COMPILER_OPTIONS.get(sharding.jax_platform(self.mesh))
         step = self.step if self.shardings is self.device_shardings else self._offloaded_step
-        return jax.jit(step, donate_argnums=0, out_shardings=(self.shardings, None), compiler_options=options)
+        platform = sharding.jax_platform(self.mesh)
+        return compilers.jit(step, platform, True, donate_argnums=0, out_shardings=(self.shardings, None))
 
     def _offloaded_step(self, *arguments: Any) -> tuple[TrainState, dict[str, Any]]:
         """Returns what the train step does; its arrays are split as they will wait before they go to the host, where

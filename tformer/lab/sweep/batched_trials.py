@@ -16,6 +16,7 @@ from tformer.config import Config
 from tformer.config.tasks import TASKS
 from tformer.data.batches.packing import BATCHING
 from tformer.distributed import sharding
+from tformer.distributed.compilers import jit
 from tformer.errors import choose
 from tformer.lab.sweep.trials import SEED, Trial
 from tformer.optim.hyperparameters import Hyperparameters, standard
@@ -81,7 +82,7 @@ def make_step(program: Program, mesh: Mesh, transform: str) -> Step:
     step = choose(TRANSFORMS, transform, '--transform')(program.step)
     if mesh.shape[TRIALS] > 1:
         step = jax.shard_map(step, mesh=mesh, in_specs=P(TRIALS), out_specs=P(TRIALS), axis_names={TRIALS})
-    return jax.jit(step, donate_argnums=0, out_shardings=(stacked(program.shardings), None))
+    return jit(step, sharding.jax_platform(mesh), donate_argnums=0, out_shardings=(stacked(program.shardings), None))
 
 
 def stacked(shardings: Any) -> Any:

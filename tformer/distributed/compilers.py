@@ -1,0 +1,25 @@
+"""What compilers of accelerators are told about the programs of models."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from tformer.distributed import sharding
+
+# By JAX backend. On a TPU a product does not pass its operand's parts around a ring, in dozens of small products, but
+# waits for all of them.
+OPTIONS = {'tpu': {'xla_jf_spmd_threshold_for_windowed_einsum_mib': 1_000_000}}  # larger than any operand
+# Those of the train step besides. On a GPU all matrix products use cuBLAS, which adds biases and residuals as it writes
+# its results; timing Triton's kernels against it would only make compiling longer.
+TRAINING = {'gpu': {'xla_gpu_enable_triton_gemm': False, 'xla_gpu_dot_merger_threshold_mb': 0}}
+
+
+def jit(function: Callable[..., Any], platform: str | None = None, training: bool = False, **keywords: Any) -> Any:
+    """Returns `jax.jit(function, **keywords)` with the options of a platform, or else of the current one.
+
+    It cannot be called within another jitted function on a platform that has options.
+    """
+    platform = platform or sharding.platform()
+    options = {**OPTIONS.get(platform, {}), **(TRAINING.get(platform, {}) if training else {})}
+    return jax.jit(function, compiler_options=options or None, **keywords)
