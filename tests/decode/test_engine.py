@@ -56,8 +56,7 @@ def test_each_text_is_that_of_a_batch_of_its_own_whatever_comes_and_goes_beside_
     """Two rows take nine texts, each as soon as one is free; prompts, ways and lengths differ."""
     model, variables = model_of(family)
     longest = batch_of(family)['inputs'].shape[1]
-    slots = longest + T - 1  # none to spare
-    engine = make_engine(model, alone(family, 0), rows=2, slots=slots, banned=BANNED).compiled()
+    engine = make_engine(model, alone(family, 0), rows=2, slots=longest + T - 1, banned=BANNED)  # none to spare
     texts = [(index, way) for way in range(len(WAYS)) for index in range(B)][:9]
     asked = [(alone(family, index), WAYS[way][0], T - index) for index, way in texts]  # texts have unequal lengths
     ended = write_all(engine, variables, iter(asked), rows=2, ends=(EOS,))
@@ -96,7 +95,7 @@ def test_texts_have_the_biases_and_the_form_of_their_run_and_biases_of_their_own
         return {**alone('decoder', index), 'bias_tokens': tokens, 'bias_values': values}
 
     rules = Rules(constraint=form, bias=BIAS)
-    engine = make_engine(model, asked(0, {}), rows=2, slots=16, banned=BANNED, rules=rules, eos=EOS).compiled()
+    engine = make_engine(model, asked(0, {}), rows=2, slots=16, banned=BANNED, rules=rules, eos=EOS)
     texts = ((asked(index, own), drawing, most) for index, own, drawing, most in given)
     found = {number: tokens for number, tokens, _ in write_all(engine, variables, texts, rows=2, ends=(EOS,))}
     for index, own, drawing, most in given:

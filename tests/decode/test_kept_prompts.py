@@ -50,7 +50,7 @@ def written(name, most, chunk=None):
     model, variables = model_of(name)
     engine = make_engine(
         model, batch_of([PAD]), rows=2, slots=LONGEST + T, banned=BANNED, rules=RULES, eos=EOS, chunk=chunk
-    ).compiled()
+    )
     store = KeptPrompts(engine, most)
     drawings = [Drawing(), Drawing(1.5, seed=3), Drawing(0.8, top_k=4, seed=4)]
     asked = [(batch_of(tokens), drawings[i % 3], T - i % 2) for i, (tokens, _) in enumerate(ASKED)]

@@ -77,7 +77,7 @@ def test_rows_that_come_and_go_are_written_as_by_the_reference(monkeypatch, kern
     rows = [{name: batch[name][row : row + 1] for name in ('inputs', 'positions')} for row in range(3)]
 
     def written():
-        engine = make_engine(model, rows[0], rows=2, slots=16, banned=BANNED).compiled()
+        engine = make_engine(model, rows[0], rows=2, slots=16, banned=BANNED)
         asked = iter([(row, Drawing(), T) for row in rows])
         return {number: tokens for number, tokens, _ in write_all(engine, variables, asked, rows=2, ends=(EOS,))}
 

@@ -164,7 +164,7 @@ def test_rows_that_come_and_go_read_prompts_in_parts() -> None:
     rows = [{name: batch[name][row : row + 1] for name in ('inputs', 'positions')} for row in range(3)]
 
     def written(chunk):
-        engine = make_engine(model, rows[0], rows=2, slots=P + T, banned=BANNED, chunk=chunk).compiled()
+        engine = make_engine(model, rows[0], rows=2, slots=P + T, banned=BANNED, chunk=chunk)
         asked = iter([(row, Drawing(), T) for row in rows])
         return {number: tokens for number, tokens, _ in write_all(engine, variables, asked, rows=2, ends=(EOS,))}
 

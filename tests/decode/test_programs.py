@@ -41,7 +41,7 @@ def test_loaded_programs_have_the_bits_of_those_that_were_saved(family, tmp_path
     model, variables = make(family, scale=2.0, position='rope', num_kv_heads=2, max_len=32)
     batches = rows_of(family)
     engine = make_engine(model, batches[0], rows=2, slots=2 * T + 6, banned=BANNED)
-    expected = written(engine.compiled(), variables, batches)
+    expected = written(engine, variables, batches)
     programs.save(tmp_path, engine, variables, batches[:1], 2)
     loaded, rows = programs.load(tmp_path)
     assert rows == 2 and written(loaded, variables, batches) == expected

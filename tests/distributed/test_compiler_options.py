@@ -1,7 +1,8 @@
-"""Every program of a model is compiled with its platform's options, which JAX takes of programs within none alone."""
+"""Every program of a model is compiled with its platform's options, also where it calls others."""
 
 import dataclasses
 
+import jax
 import pytest
 
 from fresh_runs import fresh_run
@@ -53,3 +54,11 @@ def test_programs_have_the_options_of_their_platform(way, monkeypatch, tmp_path)
     assert found('some', {'xla_cpu_enable_fast_min_max': False}) == found('none', {})
     with pytest.raises(Exception, match='no_such_option'):
         found('wrong', {'no_such_option': 1})
+
+
+def test_a_program_within_another_has_the_options_of_that(monkeypatch) -> None:
+    monkeypatch.setattr(compilers, 'OPTIONS', {'cpu': {'no_such_option': 1}})
+    double = compilers.jit(lambda x: 2 * x)
+    assert jax.jit(lambda x: double(x) + 1)(3) == 7
+    with pytest.raises(Exception, match='no_such_option'):
+        double(3)

@@ -72,7 +72,7 @@ def freeze(
         raise UserError("tformer freeze needs flatbuffers: pip install 'tformer[programs]'") from error
     greedy = checks.settled(config_lib.override(run.config, {'decode.strategy': 'greedy'}))  # draws are asked for
     run = dataclasses.replace(run, config=dataclasses.replace(greedy, mesh=Mesh(data=1)))
-    made = row_writer.make(run, rows, compiled=False)
+    made = row_writer.make(run, rows)
     variables = quantized(run.model, run.variables, run.config.decode.quantization)
     variables = for_steps(run.model.cfg, variables, apart=False)  # for platforms of both kinds
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(variables)]

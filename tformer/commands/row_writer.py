@@ -38,11 +38,11 @@ class RowWriter(NamedTuple):
 MOST_BIASED = 300  # tokens that a text biases by itself
 
 
-def make(run: Run, rows: int, *, own_biases: bool = False, kept: int = 0, compiled: bool = True) -> RowWriter:
+def make(run: Run, rows: int, *, own_biases: bool = False, kept: int = 0) -> RowWriter:
     """Returns what writes at least so many texts of a run at once, on the devices of config.mesh.
 
     With `own_biases` batches have those of their texts, which `bias_of` makes. So many prompts are `kept`, where they
-    can be read in parts. What is not `compiled` are functions for programs that hold them.
+    can be read in parts.
 
     Raises:
       UserError: the run does not write text, its model is recurrent, or `unknown` fields are set.
@@ -65,7 +65,6 @@ def make(run: Run, rows: int, *, own_biases: bool = False, kept: int = 0, compil
     options['quantization'] = config.decode.cache_quantization
     options['spread'] = spread_over(mesh, sharding.make_rules(config.mesh))
     engine = make_engine(build(config.model), first, **options)
-    engine = engine.compiled() if compiled else engine
     store = KeptPrompts(engine, kept) if kept and writer.shares else None
     return RowWriter(writer, batch, engine if store is None else store.keeping(), rows, least, store)
 

@@ -8,6 +8,7 @@ Shapes: B rows, R rows that begin, P prompt length, S slots of a row's cache, K 
 tokens that a text biases by itself, V vocabulary.
 """
 
+import functools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -41,7 +42,7 @@ class Slots(flax.struct.PyTreeNode):
 
 
 class Engine(NamedTuple):
-    """The functions of a model that writes in `Slots`."""
+    """The compiled functions of a model that writes in `Slots`."""
 
     empty: Callable[[Any], Slots]  # (variables) -> free rows
     # (variables, slots, a batch of one row, row, drawing) -> slots in which the row writes after its prompt. Of several
@@ -54,17 +55,6 @@ class Engine(NamedTuple):
     # which others go on from). Of the prompt the batch has what is behind so many tokens that a cache has; None: it has
     # all. None: programs in files
     resume: Callable[..., tuple[Slots, Any]] | None = None
-
-    def compiled(self) -> 'Engine':
-        """Returns the engine with its functions jitted, to which slots are donated.
-
-        None compiles again for another row, drawing, bias or text, `insert` and `resume` only for another padded length
-        of a prompt.
-        """
-        empty, free = jit(self.empty), jit(self.free, donate_argnums=0)
-        insert, step = jit(self.insert, donate_argnums=1), jit(self.step, donate_argnums=1)
-        resume = None if self.resume is None else jit(self.resume, donate_argnums=1)
-        return Engine(empty, insert, step, free, resume)
 
 
 class _Facts(NamedTuple):
@@ -102,19 +92,23 @@ def make_engine(
     `example` is a batch of one row as `insert` gets it; an encoder's text has the same padded length in every batch.
     With `bias_tokens` and `bias_values` [R, N] in a batch, these tokens' logits gain these values. `banned` tokens are
     never generated; `rules` have a constraint and biases, no penalties, and `eos` is written where they leave nothing.
-    Padding takes no slots. Of a prompt `chunk` tokens are read at once; None: all. The cache has the `quantization` of
-    decode.cache_quantization. `spread` says where rows stand on several devices.
+    No function compiles again for another row, drawing, bias or text, `insert` only for another padded length of a
+    prompt. Padding takes no slots. Of a prompt `chunk` tokens are read at once; None: all. The cache has the
+    `quantization` of decode.cache_quantization. `spread` says where rows stand on several devices.
     """
     facts = _Facts(model, banned, rules, eos, chunk, quantization)
 
+    @jit
     def empty(variables: Any) -> Slots:
         cache = jax.eval_shape(lambda: _read(facts, variables, example, slots)[0].ring(slots, jnp.int32(0)))
         return spread(_free_rows(facts, cache, example, rows))
 
+    @functools.partial(jit, donate_argnums=1)
     def insert(variables: Any, slots: Slots, batch: Mapping[str, Any], row: jax.Array, drawing: Drawing) -> Slots:
         found = _read(facts, variables, batch, slots.cache.slots)
         return spread(_inserted(facts, slots, found, batch, row, drawing))
 
+    @functools.partial(jit, donate_argnums=1)
     def resume(
         variables: Any,
         slots: Slots,
@@ -130,11 +124,13 @@ def make_engine(
         cache = found[0].ring(size, found[1].positions_BP[0, -1])  # position p in slot p
         return spread((_inserted(facts, slots, (cache, found[1]), batch, row, drawing), cache))
 
+    @functools.partial(jit, donate_argnums=1)
     def step(variables: Any, slots: Slots) -> tuple[Slots, jax.Array, jax.Array]:
         positions_B1, tokens_B1 = slots.position_B[:, None], slots.recent_BK[:, -1:]
         logits_B1V, cache = model.apply(variables, tokens_B1, positions_B1, slots.cache, method='extend')
         return spread(_drawn(facts, slots.replace(cache=cache), logits_B1V[:, 0].astype(jnp.float32)))
 
+    @functools.partial(jit, donate_argnums=0)
     def free(slots: Slots, row: jax.Array) -> Slots:
         return spread(slots.replace(position_B=slots.position_B.at[row].set(-1)))
 

@@ -15,11 +15,21 @@ OPTIONS = {'tpu': {'xla_jf_spmd_threshold_for_windowed_einsum_mib': 1_000_000}} 
 TRAINING = {'gpu': {'xla_gpu_enable_triton_gemm': False, 'xla_gpu_dot_merger_threshold_mb': 0}}
 
 
-def jit(function: Callable[..., Any], platform: str | None = None, training: bool = False, **keywords: Any) -> Any:
-    """Returns `jax.jit(function, **keywords)` with the options of a platform, or else of the current one.
+class Jitted:
+    """A jitted function with options, of which JAX lets programs within others have none."""
 
-    It cannot be called within another jitted function on a platform that has options.
-    """
+    def __init__(self, function: Callable[..., Any], options: dict[str, Any], keywords: dict[str, Any]) -> None:
+        self._within = jax.jit(function, **keywords)
+        self._alone = jax.jit(function, compiler_options=options, **keywords)
+        self.lower, self.trace = self._alone.lower, self._alone.trace
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((arguments, named)))
+        return (self._within if traced else self._alone)(*arguments, **named)
+
+
+def jit(function: Callable[..., Any], platform: str | None = None, training: bool = False, **keywords: Any) -> Any:
+    """Returns `jax.jit(function, **keywords)` with the options of a platform, or else of the current one."""
     platform = platform or sharding.platform()
     options = {**OPTIONS.get(platform, {}), **(TRAINING.get(platform, {}) if training else {})}
-    return jax.jit(function, compiler_options=options or None, **keywords)
+    return Jitted(function, options, keywords) if options else jax.jit(function, **keywords)
