@@ -118,6 +118,12 @@ def test_a_layout_may_be_a_single_chip(programs):
     assert made('v5e:1x1', 'v6e:1x1', 'v5p:1x1x1', 'v5p:2x2x4') == ['1', '1', '1', '16']
 
 
+@pytest.mark.parametrize('device', ['v5e:1x1', 'v5p:1x1x1', 'v6e:1x1'])
+def test_a_large_product_takes_by_the_compiler_a_little_longer_than_at_the_peak(device):
+    (row,) = compiled(device, 'ahead_product.py')
+    assert 1 < row['seconds'] / row['at_peak'] < 1.2
+
+
 KERNELS = {  # of rows that are padded, and that are packed or on the axis `context`, and with dropout or a bias
     'v5e:2x4': ('tpu_custom_call splash_mha_fwd', 'tpu_custom_call splash_mha_fwd', 'tpu_custom_call attention_fwd'),
     'h100:8': ('__cudnn$fmha', '__gpu$xla.gpu.triton', '__gpu$xla.gpu.triton'),

@@ -260,9 +260,10 @@ DEVICES: dict[str, Device] = {
         1.75e9, 3,
     ),
     # Google Cloud, TPU v6e: 32 GB; ICI 800 GB/s both ways together on the two axes; pods of 256; four network cards of
-    # 200 Gb/s for eight chips.
+    # 200 Gb/s for eight chips. The compiler counts four matrix units of 256 x 256, which make the clock.
     'v6e': Device(
-        'TPU v6e (32 GB)', 'tpu', 32e9, {'bfloat16': 918e12, 'float32': 918e12}, 1.638e12, 256, 200e9, 12.5e9, 0.0, 2
+        'TPU v6e (32 GB)', 'tpu', 32e9, {'bfloat16': 918e12, 'float32': 918e12}, 1.638e12, 256, 200e9, 12.5e9, 1.75e9,
+        2,
     ),
     # NVIDIA H100 Tensor Core GPU Datasheet, SXM: dense products, half of those with sparsity; TF32 for float32;
     # NVLink 900 GB/s both ways together. NVIDIA DGX H100 Datasheet: 8 GPUs, with 400 Gb/s of InfiniBand each.
