@@ -75,29 +75,46 @@ def test_what_is_compiled_first():
 def test_what_a_mesh_costs_by_hand():
     """On rings of 100 GB/s: parameters are gathered twice and gradients scattered once over fsdp, and their shares
     summed over data; a layer sums four times over tensor. A device reads the weights three times a tick, updates its
-    own with two moments, and moves the stream. Of 9 ticks one is idle where 8 parts pass through two stages."""
+    own and those of its tables, and moves the stream. Of 9 ticks one is idle where 8 parts pass through two stages."""
     weights = 24 * (4 * 1024**2 + 3 * 1024 * 4096)
+    held = weights + 32000 * 1024
     stream = 64 / 8 * 1024 * 1024 * 24 / 2  # of a device, with the rows split in 8 and the rest in 2
     products = 6 * weights * 64 * 1024 / 16 / 197e12
     one = dict.fromkeys(('pipeline', 'tensor', 'context', 'expert', 'fsdp', 'data'), 1)
     for mesh, sent, moved, idle in (
-        ({'data': 16}, 2 * 4 * weights * 15 / 16, 12 * weights + 28 * weights + 100 * stream, 0),
-        ({'fsdp': 16}, 3 * 4 * weights * 15 / 16, 12 * weights + 28 * weights / 16 + 100 * stream, 0),
+        ({'data': 16}, 2 * 4 * weights * 15 / 16, 12 * weights + 110 * held + 100 * stream, 0),
+        ({'fsdp': 16}, 3 * 4 * weights * 15 / 16, 12 * weights + 110 * held / 16 + 100 * stream, 0),
         (
             {'data': 4, 'fsdp': 4}, (3 * 4 * weights + 2 * 4 * weights / 4) * 3 / 4,
-            12 * weights + 28 * weights / 4 + 100 * stream, 0,
+            12 * weights + 110 * held / 4 + 100 * stream, 0,
         ),
         (
             {'data': 8, 'tensor': 2}, 2 * 4 * weights / 2 * 7 / 8 + 4 * 2 * 2 * 2 * stream / 2,
-            (12 + 28) * weights / 2 + 200 * stream, 0,
+            (12 * weights + 110 * held) / 2 + 200 * stream, 0,
         ),
         (
             {'data': 8, 'pipeline': 2}, 2 * 4 * weights / 2 * 7 / 8 + 2 * 2 * stream / 24,
-            (12 * 9 + 28) * weights / 2 + 100 * stream * 2 / 2, products / 8,
+            12 * 9 * weights / 2 + 110 * (weights / 2 + 32000 * 1024) + 100 * stream, products / 8,
         ),
     ):  # fmt: skip
         found = plan.expected(model(), TPUS, one | mesh)
         assert found == pytest.approx(sent / 100e9 + moved / 819e9 + idle), mesh
+
+
+def test_a_layer_takes_a_least_time_however_few_tokens_it_has(monkeypatch):
+    """Of 4 layers in two stages a device computes 2 for each of 9 ticks, and else all 4 once."""
+    small = config.override(model(length=16), {'model.num_decoder_layers': 4})
+    products = 6 * 4 * (4 * 1024**2 + 3 * 1024 * 4096) * 64 * 16 / 16 / 197e12
+    work = products + 100 * 64 * 16 * 1024 * 4 / 16 / 819e9  # of all ticks but the one that is idle
+    one = dict.fromkeys(('pipeline', 'tensor', 'context', 'expert', 'fsdp', 'data'), 1)
+    for mesh, waits in (
+        ({'pipeline': 2, 'fsdp': 8}, (2 * 8 * plan.LAYER - work) * 9 / 8),
+        ({'data': 2, 'fsdp': 8}, 4 * plan.LAYER - work),
+    ):
+        with monkeypatch.context() as patched:
+            patched.setattr(plan, 'LAYER', 0)
+            without = plan.expected(small, TPUS, one | mesh)
+        assert plan.expected(small, TPUS, one | mesh) - without == pytest.approx(waits)
 
 
 def test_a_model_of_two_stacks_has_the_stream_of_both_lengths():
@@ -111,7 +128,7 @@ def test_a_model_of_two_stacks_has_the_stream_of_both_lengths():
 
 
 def test_data_alone_and_fsdp_alone_are_among_those_that_are_compiled():
-    cfg = model(num_decoder_layers=64, emb_dim=8192, mlp_dim=32768, num_heads=64)
+    cfg = model(num_decoder_layers=24, emb_dim=8192, mlp_dim=32768, num_heads=64)
     ranked = sorted(sizes(cfg, NODES), key=lambda mesh: plan.expected(cfg, NODES, mesh))
     plain = [mesh for mesh in ranked if 16 in (mesh['data'], mesh['fsdp'])]
     chosen = plan.first(ranked, 6)

@@ -47,6 +47,10 @@ MOST_EXPERT = 32
 LONG = 8192  # tokens of a row from which it may be split
 # Bytes that a layer's norms and residuals move for each number of the stream, which `tensor` does not split.
 UNSPLIT = 100
+# The time of a parameter's update is that of moving so many bytes: a float32 parameter with its gradient and moments,
+# read and written, and by the compilers of TPUs four times as long.
+UPDATED = {'tpu': 110, 'cuda': 28}
+LAYER = 1.4e-4  # seconds of a layer, forward and back, of however few tokens
 REMATS = (None, 'dots', 'full')  # what is kept for the backward pass, from the most
 CHOICES = ('model.remat', 'train.microbatches', 'model.attention_kernel', 'mesh.rules')  # beside the mesh's axes
 
@@ -137,7 +141,7 @@ def first(meshes: list[dict[str, int]], most: int) -> list[dict[str, int]]:
 
 def expected(config: Config, target: Target, mesh: dict[str, int]) -> float:
     """Returns a mesh's expected seconds beside the products that all meshes share: what it sends, its idle stages,
-    what it reads of weights and stream, the update, and what of its state would not fit.
+    what it reads of weights and stream, what its layers take at least, the update, and what of its state would not fit.
 
     Bytes are those of a ring, by the parameters and activations that an axis splits (Rajbhandari et al. 2020, section
     7; Shoeybi et al. 2019, section 3; Narayanan et al. 2021, 2.2).
@@ -145,6 +149,7 @@ def expected(config: Config, target: Target, mesh: dict[str, int]) -> float:
     model, device, width = config.model, target.device, config.model.emb_dim
     weights = sum(_depths(config)) * (4 * width * width + 3 * width * model.mlp_dim * (model.num_experts or 1))
     own = weights / (mesh['tensor'] * mesh['pipeline'] * mesh['expert'])
+    held = own + (model.vocab_size or 0) * width / mesh['tensor']
     rows = config.train.batch_size / (mesh['data'] * mesh['fsdp'] * mesh['expert'])
     stream = rows * _numbers_of_a_row(config) / mesh['context'] / mesh['pipeline']
     near, sent = 1, 0.0
@@ -162,10 +167,13 @@ def expected(config: Config, target: Target, mesh: dict[str, int]) -> float:
         sent += amount * (1 - 1 / mesh[axis]) / speed
     stages, parts = mesh['pipeline'], _parts(config, mesh)
     products = 6 * weights * config.train.batch_size * config.data.length / target.count / device.flops['bfloat16']
-    weights_read, updated = 3 * 4 * own * (parts + stages - 1), 7 * 4 * own / mesh['fsdp']
-    moved = (weights_read + updated + UNSPLIT * stream) / device.bandwidth
-    state = 16 * own / mesh['fsdp']
-    return sent + moved + products * (stages - 1) / parts + max(state / device.memory - 0.8, 0) * 1e6
+    read, updated = 3 * 4 * own * (parts + stages - 1), UPDATED[device.platform] * held / mesh['fsdp']
+    moved = (read + updated + UNSPLIT * stream) / device.bandwidth
+    layers = sum(_depths(config)) / stages * parts  # that a device computes, one part of its rows at a time
+    waits = max(LAYER * layers - products - UNSPLIT * stream / device.bandwidth, 0)
+    idle = products * (stages - 1) / parts + waits * (parts + stages - 1) / parts
+    state = 16 * held / mesh['fsdp']
+    return sent + moved + idle + max(state / device.memory - 0.8, 0) * 1e6
 
 
 def _parts(config: Config, mesh: dict[str, int]) -> int:
