@@ -2,13 +2,13 @@
 
     tformer plan --device=v5p:4x4x4 --config=FILE[:argument] [--config.section.field=value ...]
 
-Meshes that fit the model, the batch and the devices are compared by the bytes that they keep, move and send; the best
-are compiled by the devices' own compiler, some at a time, and `data` alone and `fsdp` alone are among them. Each is
-compiled with as much to keep as fits: model.remat None, dots, full, then more train.microbatches. The fastest mesh is
-compiled with the other attention kernels that serve the model there, too, and where it has an axis `tensor` with
-sequence parallelism. The table is sorted by the estimated seconds of a step, and its last line gives the flags of the
-fastest. The fields of config.mesh, model.remat and model.attention_kernel that are given on the command line stay as
-they are.
+Meshes that fit the model, the batch and the devices are compared by the bytes that they keep, move and send, and by how
+long they wait; the best are compiled by the devices' own compiler, some at a time, and `data` alone and `fsdp` alone
+are among them. Each is compiled with as much to keep as fits: model.remat None, dots, full, then more
+train.microbatches. The fastest mesh is compiled with the other attention kernels that serve the model there, too, and
+where it has an axis `tensor` with sequence parallelism. The table is sorted by the estimated seconds of a step, and its
+last line gives the flags of the fastest. The fields of config.mesh, model.remat and model.attention_kernel that are
+given on the command line stay as they are.
 """
 
 import concurrent.futures

@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tformer.distributed.compilers import traced
+
 # Both halves read the parameters: a step of fewer tokens, or of fewer for each million of parameters, is not faster.
 TOKENS = 16
 TOKENS_A_MILLION = 1
@@ -27,9 +29,9 @@ def pay(variables: Any, rows: int, tokens: int, given: Any = ()) -> bool:
 
     A step reads `tokens` of a row. `given` is what else a program gets.
     """
-    leaves = jax.tree.leaves((variables, given))
-    if any(isinstance(x, jax.core.Tracer) for x in leaves):
+    if traced((variables, given)):
         return False
+    leaves = jax.tree.leaves((variables, given))
     devices = {device for x in leaves if isinstance(x, jax.Array) for device in x.devices()} or {jax.devices()[0]}
     parameters = sum(x.size for x in jax.tree.leaves(variables))
     enough = rows * tokens >= max(TOKENS, TOKENS_A_MILLION * parameters / 1e6) and rows % 2 == 0

@@ -15,6 +15,11 @@ OPTIONS = {'tpu': {'xla_jf_spmd_threshold_for_windowed_einsum_mib': 1_000_000}} 
 TRAINING = {'gpu': {'xla_gpu_enable_triton_gemm': False, 'xla_gpu_dot_merger_threshold_mb': 0}}
 
 
+def traced(tree: Any) -> bool:
+    """Returns whether a tree has arrays of a program that is being traced."""
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
+
+
 class Jitted:
     """A jitted function with options, of which JAX lets programs within others have none."""
 
@@ -24,8 +29,7 @@ class Jitted:
         self.lower, self.trace = self._alone.lower, self._alone.trace
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        traced = any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((arguments, named)))
-        return (self._within if traced else self._alone)(*arguments, **named)
+        return (self._within if traced((arguments, named)) else self._alone)(*arguments, **named)
 
 
 def jit(function: Callable[..., Any], platform: str | None = None, training: bool = False, **keywords: Any) -> Any:

@@ -82,8 +82,8 @@ class Program:
         """The compiled train step (state, batch, hyper, *taught), for use inside `context()`; it takes the place of the
         state it is given."""
         step = self.step if self.shardings is self.device_shardings else self._offloaded_step
-        platform = sharding.jax_platform(self.mesh)
-        return compilers.jit(step, platform, True, donate_argnums=0, out_shardings=(self.shardings, None))
+        platform, shardings = sharding.jax_platform(self.mesh), (self.shardings, None)
+        return compilers.jit(step, platform, training=True, donate_argnums=0, out_shardings=shardings)
 
     def _offloaded_step(self, *arguments: Any) -> tuple[TrainState, dict[str, Any]]:
         """Returns what the train step does; its arrays are split as they will wait before they go to the host, where
