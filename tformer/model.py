@@ -16,7 +16,7 @@ statistics where their collection is mutable. `dropout_rates=None` stands for th
 """
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,27 +28,14 @@ from tformer.errors import choose
 from tformer.layers.block import LAYER_SHARING
 from tformer.layers.dropout import DropoutRates
 from tformer.layers.embed import Embedding
-from tformer.layers.heads import STATISTICS, TokenStatistics, token_statistics
+from tformer.layers.heads import TokenStatistics, token_statistics
 from tformer.layers.layer_stack import as_read, layers_apart
+from tformer.layers.logits import Chunk, LogitsInput, statistics_in_chunks
 from tformer.layers.outputs import HEADS
-from tformer.layers.parallel.each_device import on_own_tokens
 from tformer.layers.quantized import INT8, without_kernels
 from tformer.layers.recurrent import RecurrentTower
 from tformer.layers.resolved import ResolvedModel, resolve_model
 from tformer.layers.tower import Batch, Tower, positions_of, real_tokens, tokens_of_texts
-
-
-class LogitsInput(NamedTuple):
-    """All that a model's logits are computed from."""
-
-    model: nn.Module  # unbound; its method `logits` is applied
-    variables: Any  # those that it needs
-    x_BTD: jax.Array  # the residual stream after the last stack
-
-    def logits(self, real_BT: jax.Array, padded: bool = False) -> jax.Array:
-        """Returns what `Family.logits` does."""
-        found: Any = self.model.apply(self.variables, self.x_BTD, real_BT, padded, method='logits')
-        return found
 
 
 class Family(nn.Module):
@@ -93,50 +80,22 @@ class Family(nn.Module):
         batch: Batch,
         dropout_rates: DropoutRates | None = None,
         *,
-        chunk: int | None,
+        chunk: Chunk,
         teacher: LogitsInput | None = None,
         temperature: float | jax.Array = 1.0,
     ) -> TokenStatistics:
         """Returns the statistics [B, T] of each token's logits, of which only [B, chunk, V] are in memory at once, or
         all of them.
 
-        In chunks the backward pass computes the logits again, chunk by chunk. Each device adds up the gradients of its
-        own tokens over all chunks, in float32, before devices exchange the sums. With a `teacher` they have the
-        divergence from its logits at a temperature, of which no more are in memory either.
+        With a `teacher` they have the divergence from its logits at a temperature, of which no more are in memory.
         """
         V, padded, targets_BT, real_BT = self.cfg.vocab_size, teacher is None, batch['targets'], real_tokens(batch)
         if chunk is None:
             logits_BTV = self.logits(self.features(batch, dropout_rates), real_BT, padded)
             taught = None if teacher is None else teacher.logits(real_BT)
             return token_statistics(logits_BTV, targets_BT, taught, temperature, size=V)
-        own, T = self.logits_input(batch, dropout_rates), targets_BT.shape[1]
-        count, inputs = -(-T // chunk), [own] if teacher is None else [own, teacher]
-        models, variables, streams = (list(part) for part in zip(*inputs, strict=True))
-        exact = jax.tree.map(lambda x: x.astype(jnp.float32), own.variables['params'])
-        variables[0] = {**own.variables, 'params': exact}
-
-        def split(x: jax.Array) -> jax.Array:
-            """Chunk i has the positions i, i + count, ..., so devices that split the length share each chunk."""
-            x = jnp.pad(x, [(0, 0), (0, -x.shape[1] % count), *[(0, 0)] * (x.ndim - 2)])
-            return jnp.moveaxis(x.reshape(x.shape[0], -1, count, *x.shape[2:]), 2, 0)
-
-        def in_chunks(shared: Any, tokens: Any) -> TokenStatistics:
-            variables, temperatures = shared
-
-            @functools.partial(
-                jax.checkpoint, prevent_cse=False, policy=jax.checkpoint_policies.save_only_these_names(STATISTICS)
-            )
-            def one(part: Any) -> TokenStatistics:
-                streams, real_BT, targets_BT = part
-                each = zip(models, variables, streams, strict=True)
-                logits = [LogitsInput(*own).logits(real_BT, padded) for own in each]
-                return token_statistics(logits[0], targets_BT, *logits[1:], *temperatures, size=V)
-
-            found = jax.lax.map(one, jax.tree.map(split, tokens))
-            return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 2).reshape(x.shape[1], -1)[:, : tokens[1].shape[1]], found)
-
-        shared = variables, [] if teacher is None else [temperature]
-        return on_own_tokens(in_chunks, shared, (streams, real_BT, targets_BT))
+        own = self.logits_input(batch, dropout_rates)
+        return statistics_in_chunks(own, real_BT, targets_BT, chunk, teacher, temperature)
 
     def transform(self, x: jax.Array) -> jax.Array:
         """Returns x [..., D] as the heads of tasks read it."""

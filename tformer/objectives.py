@@ -17,6 +17,7 @@ from tformer.layers import preferences
 from tformer.layers.class_scores import Scalar, Scores, Teaching, class_scores, cross_entropy
 from tformer.layers.dropout import DropoutRates, MaybeScalar
 from tformer.layers.heads import TokenStatistics
+from tformer.layers.logits import AUTO_LOGITS, Chunk
 from tformer.layers.norms import NORMS
 from tformer.layers.outputs import (
     HEADS,
@@ -34,9 +35,7 @@ Method = str | Callable[..., Any]  # of a model, by its name, or (model, batch, 
 
 
 # (batch, chunk as in `Objective.method_for`) -> (the method of the model that learns, what its teacher adds, if any)
-Teach = Callable[[Batch, int | None], tuple[Method, tuple[Teaching, ...]]]
-
-AUTO_LOGITS = 2**24  # of a row, held at once with train.loss_chunk=auto: 64 MiB
+Teach = Callable[[Batch, Chunk], tuple[Method, tuple[Teaching, ...]]]
 
 
 def token_scores(logits_BTV: jax.Array | TokenStatistics, batch: Batch, *options: Any) -> Scores:
@@ -232,9 +231,9 @@ class Objective(Loss):
     second_weight: float = 1.0  # the weight of the second loss, unless train.second_loss_weight says otherwise
     teacher: bool = False  # whether a teacher's outputs are part of the loss that is trained
 
-    def method_for(self, chunk: int | None, **teacher: Any) -> Method:
-        """Returns the method that learns; of tokens it gives the statistics of their logits, `chunk` positions of a row
-        at a time, or of a model that has none the logits."""
+    def method_for(self, chunk: Chunk, **teacher: Any) -> Method:
+        """Returns the method that learns; of tokens it gives the statistics of their logits, a `chunk` at a time, or of
+        a model that has none the logits."""
         if self.method != '__call__':
             return self.method
 
@@ -248,7 +247,7 @@ class Objective(Loss):
         """Returns the `Teach` of a teacher with these variables; None: there is none."""
         options = train.distillation_weight, train.distillation_temperature, train.preference_beta
 
-        def teach(batch: Batch, chunk: int | None) -> tuple[Method, tuple[Teaching, ...]]:
+        def teach(batch: Batch, chunk: Chunk) -> tuple[Method, tuple[Teaching, ...]]:
             own = self.method_for(chunk)
             if teacher is None:
                 return own, ()
@@ -266,17 +265,13 @@ class Objective(Loss):
         return self.second_weight if given is None else given
 
 
-def loss_chunk(config: Config) -> int | None:
-    """Returns the number of positions of each row whose logits are held at once; None: all.
-
-    With `auto` it is a power of two, where the logits of whole rows are many and the head may be computed in parts.
-    """
+def loss_chunk(config: Config) -> Chunk:
+    """Returns how many logits are held at once: train.loss_chunk, or None, all, also for `auto` where those of whole
+    rows are few or the head cannot be computed in parts."""
     given, model = config.train.loss_chunk, config.model
-    if not isinstance(given, str):
-        return given
     in_parts = TASKS[config.train.objective].head == 'tokens' and not whole_batch_head(model)
-    most = AUTO_LOGITS // (model.vocab_size or 1)
-    return 1 << max(most.bit_length() - 1, 0) if in_parts and most < config.data.length else None
+    few = config.data.length * (model.vocab_size or 0) <= AUTO_LOGITS
+    return None if given == 'auto' and (few or not in_parts) else given
 
 
 def whole_batch_head(model: Model) -> bool:

@@ -298,6 +298,17 @@ def test_more_chunks_of_the_loss_exchange_no_more_between_devices(tied):
     assert 512 * D * 4 < many < 1.02 * few
 
 
+def test_the_gradient_of_rows_that_are_read_is_summed_by_the_devices_that_hold_their_columns():
+    """Of each row of a table that is read a device gathers what others hold, and sends nothing of its gradient. Of the
+    kernel of logits it gathers that, too, and on CPUs sums the gradient of the whole, twice as many bytes."""
+    cfg = small(mesh={'data': 1, 'fsdp': 8}, num_decoder_layers=1, tied_embeddings=None)
+    sent = []
+    for vocab_size in (512, 1024):
+        run = dry_run.compile_program('train step', config.override(cfg, {'model.vocab_size': vocab_size}), CPUS)
+        sent.append(sum(row.bytes for row in run.collectives))
+    assert sent[1] - sent[0] == pytest.approx((1 + 3) * 512 * D * 4 * 7 / 8, rel=0.02)
+
+
 @pytest.mark.parametrize('tied', ['all', None])
 @pytest.mark.parametrize(('chunk', 'halves'), [(None, 1), (8, 2)])
 def test_a_vocabulary_that_the_mesh_does_not_divide_gathers_gradients_and_no_logits(tied, chunk, halves):

@@ -19,7 +19,9 @@ from tformer.config.tasks import TASKS
 from tformer.distributed import sharding
 from tformer.errors import UserError
 from tformer.evaluation import scorer
+from tformer.layers import logits
 from tformer.layers.heads import token_statistics
+from tformer.layers.logits import num_chunks
 from tformer.model import Family, build
 from tformer.objectives import OBJECTIVES, loss_chunk
 from tformer.optim.hyperparameters import Hyperparameters
@@ -120,9 +122,11 @@ def test_chunks_have_the_scores_and_gradients_of_the_whole(objective, model, tra
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-6 * scale), found, grads)
 
 
-def test_gradients_of_many_chunks_of_bfloat16_parameters_add_up_in_float32():
+@pytest.mark.parametrize('narrow', ['param_dtype', 'dtype'])
+def test_gradients_of_many_narrow_chunks_add_up_in_float32(narrow):
     """The output kernel's, of 256 chunks of one position each: the sum is rounded once."""
-    trainer = Trainer(make_config(length=256, model={'param_dtype': 'bfloat16', 'tied_embeddings': None}))
+    model = {narrow: 'bfloat16', 'tied_embeddings': None}
+    trainer = Trainer(make_config(length=256, model=model))
 
     def loss(params, chunk):
         outputs = trainer.model.apply({'params': params}, trainer.batch, method=trainer.objective.method_for(chunk))
@@ -160,16 +164,13 @@ def test_chunks_are_refused_where_the_head_has_statistics_of_the_whole_batch():
 @pytest.mark.parametrize(
     ('vocab_size', 'length', 'chunk'),
     [
-        (50_257, 1024, 256),  # GPT-2: 333 positions are 64 MiB
-        (32_000, 4096, 512),  # Llama 2
-        (128_256, 8192, 128),  # Llama 3
+        (50_257, 1024, 'auto'),  # GPT-2
         (32_128, 512, None),  # T5: 62.75 MiB
         (2**14, 1024, None),
-        (2**14, 1025, 1024),
-        (2**25, 2, 1),
+        (2**14, 1025, 'auto'),
     ],
 )
-def test_without_a_number_the_logits_of_a_row_are_held_up_to_64_mib(vocab_size, length, chunk):
+def test_without_a_number_logits_are_held_whole_where_those_of_a_row_are_at_most_64_mib(vocab_size, length, chunk):
     run = Config(model=Model(vocab_size=vocab_size), data=Data(length=length))
     assert loss_chunk(run) == chunk
     assert loss_chunk(dataclasses.replace(run, train=Train(loss_chunk=None))) is None
@@ -178,6 +179,43 @@ def test_without_a_number_the_logits_of_a_row_are_held_up_to_64_mib(vocab_size, 
     for norm, found in (('batchnorm', None), ('layernorm', chunk)):
         model = Model(family='encoder', vocab_size=vocab_size, norm=norm, mlm_transform=True)
         assert loss_chunk(dataclasses.replace(run, model=model, train=Train(objective='masked_lm'))) == found
+
+
+@pytest.mark.parametrize(
+    ('rows', 'length', 'vocab_size', 'chunks'),
+    [
+        (64, 1024, 50_257, 4),  # GPT-2: 333 positions of a row are 64 MiB
+        (8, 1024, 50_257, 4),
+        (7, 1024, 50_257, 2),  # of 7 rows 293 positions are 2,048 tokens
+        (1, 1024, 50_257, 1),
+        (4, 4096, 32_000, 8),  # Llama 2
+        (2, 4096, 32_000, 4),
+        (1, 8192, 128_256, 4),  # Llama 3: 130 positions are 64 MiB
+        (1, 1025, 2**25, 1),
+        (4096, 1025, 2**14, 2),
+        (4096, 2, 2**25, 2),
+    ],
+)
+def test_without_a_number_a_device_holds_logits_of_at_least_2048_tokens(rows, length, vocab_size, chunks):
+    assert num_chunks(rows, length, vocab_size) == chunks
+
+
+def test_each_device_has_as_many_chunks_as_its_own_tokens_ask_for(monkeypatch):
+    """One device with 4 rows of 64 tokens takes 8 of each at once; of two that share one row each takes its half."""
+    seen, sizes = [], {'AUTO_LOGITS': 2**10, 'AUTO_TOKENS': 32}
+    monkeypatch.setattr('tformer.objectives.AUTO_LOGITS', sizes['AUTO_LOGITS'])
+    for name, size in sizes.items():
+        monkeypatch.setattr(logits, name, size)
+    monkeypatch.setattr(logits, 'num_chunks', lambda *sizes: seen.append(num_chunks(*sizes)) or seen[-1])
+    found = []
+    for mesh in (Mesh(data=1), Mesh(data=4, context=2)):
+        trainer = Trainer(make_config(length=64, vocab_size=512))
+        made = sharding.make_mesh(mesh, jax.devices()[: mesh.data * mesh.context])
+        with jax.set_mesh(made), nn.logical_axis_rules(sharding.RULES['fsdp_tp']):
+            placed = jax.device_put(trainer.batch, sharding.batch_sharding(made))
+            found.append(jax.jit(trainer.step)(jax.jit(trainer.start)(), placed, trainer.hyper)[1]['scores']['loss'][0])
+    assert list(dict.fromkeys(seen)) == [8, 1]
+    np.testing.assert_allclose(*found, rtol=1e-5)
 
 
 def test_a_word_for_the_chunk_is_refused():

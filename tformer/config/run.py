@@ -118,7 +118,7 @@ class Train(Section):
     num_epochs: float | None = None  # the length in passes over the training split
     batch_size: int = 32  # rows a step; microbatches times data-parallel devices must divide them
     microbatches: int = 1  # gradient accumulation: parts that a batch is computed in
-    loss_chunk: int | Literal['auto'] | None = 'auto'  # positions of logits held at once; None: all; auto: 64 MiB a row
+    loss_chunk: int | Literal['auto'] | None = 'auto'  # positions of logits held at once; None: all; auto: what pays
     label_smoothing: float = 0.0  # epsilon / V over all classes (Szegedy et al. 2016)
     z_loss: float = 0.0  # of the squared log-sum-exp of the logits (Chowdhery et al. 2022, 5)
     second_loss_weight: float | None = None  # masked_lm_nsp, masked_lm_sop: None is 1; replaced_token: None is 50

@@ -1,5 +1,6 @@
 """Token embeddings, and what is done to them before the first block of a stack."""
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -38,7 +39,7 @@ class Embedding(nn.Module):
         cfg, width = self.cfg, embedding_width(self.cfg)
         init = partitioned(make_initializer(cfg, 'embedding', width, self.vocab_size), self.axis, 'embed')
         table = self.param('table', init, (self.vocab_size, width), jnp.dtype(cfg.param_dtype))
-        self.table = constrain(table.astype(cfg.dtype), 'act_vocab' if self.axis == 'vocab' else None, 'act_embed')
+        self.table = _gathered(('act_vocab' if self.axis == 'vocab' else None, 'act_embed'), table.astype(cfg.dtype))
 
     def __call__(self, tokens_BT: jax.Array) -> jax.Array:
         return constrain(lookup(self.table, tokens_BT), 'batch', 'length', 'act_embed')
@@ -48,6 +49,15 @@ class Embedding(nn.Module):
         _, integers = quantized_kernel(self, 'table', lambda: self.table, [1])
         logits = product('BTW,VW->BTV', x_BTW, self.table, jnp.float32, integers, bias_V, padded)
         return constrain(logits, 'batch', 'length', 'act_vocab')
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _gathered(names: tuple[str | None, ...], table_VW: jax.Array) -> jax.Array:
+    """Returns a table constrained by logical names, but not its gradient, of which each device needs its part alone."""
+    return constrain(table_VW, *names)
+
+
+_gathered.defvjp(lambda names, table_VW: (_gathered(names, table_VW), None), lambda names, _, d_VW: (d_VW,))
 
 
 class InputEmbedding(nn.Module):

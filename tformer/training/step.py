@@ -11,6 +11,7 @@ from flax import linen as nn
 from tformer.config import Config
 from tformer.distributed import sharding
 from tformer.layers import masks
+from tformer.layers.logits import Chunk
 from tformer.layers.parallel import ring_attention
 from tformer.layers.parametrization import base_width
 from tformer.objectives import Objective, Teach, loss_chunk
@@ -93,7 +94,7 @@ def make_train_step(
     return step
 
 
-def make_loss(model: nn.Module, objective: Objective, chunk: int | None, teach: Teach | None = None) -> Loss:
+def make_loss(model: nn.Module, objective: Objective, chunk: Chunk, teach: Teach | None = None) -> Loss:
     """Returns loss(params, statistics, batch, hyper, key) -> (the loss's sum over the batch, (scores, statistics)).
 
     What layers sow in the collection `losses` (means over tokens) is multiplied by the batch's weight and added.
