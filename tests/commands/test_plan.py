@@ -216,13 +216,17 @@ def test_the_fastest_mesh_is_compiled_with_each_other_kernel_that_serves_the_mod
         given = {'mesh.fsdp': '8', **{f'mesh.{axis}': size for axis, size in mesh.items()}}
         found = plan.variants(cfg, target, dict(overrides), plan.Attempt(given, figures(1.0, peak)))
         assert all(each.items() >= given.items() and len(each) == len(given) + 1 for each in found)
-        return [each.get('model.attention_kernel', each.get('mesh.rules')) for each in found]
+        names = ('model.attention_kernel', 'train.loss_chunk', 'mesh.rules')
+        return [each[name] for each in found for name in names if name in each]
 
-    assert tried(model()) == ['mosaic', 'chunked', 'reference']
-    assert tried(model(), target=NODES) == ['triton', 'chunked', 'reference']
-    assert tried(model(attention_softcap=50.0), target=NODES) == ['chunked', 'reference']  # cuDNN has no soft cap
-    assert tried(model(attention_kernel='reference')) == ['flash', 'mosaic', 'chunked']
-    assert tried(model(), {'model.attention_kernel': 'auto'}) == []
-    assert tried(model(), {'model.attention_kernel': 'auto'}, tensor='2') == ['fsdp_tp_sp']
-    assert tried(model(), {'model.attention_kernel': 'auto', 'mesh.rules': 'fsdp_tp'}, tensor='2') == []
+    assert tried(model(vocab_size=32)) == ['mosaic', 'chunked', 'reference']
+    assert tried(model(vocab_size=32), target=NODES) == ['triton', 'chunked', 'reference']
+    assert tried(model(vocab_size=32, attention_softcap=50.0), target=NODES) == ['chunked', 'reference']  # not cuDNN
+    assert tried(model(vocab_size=32, attention_kernel='reference')) == ['flash', 'mosaic', 'chunked']
+    assert tried(model()) == ['mosaic', 'chunked', 'reference', 'None']  # logits of a row are 125 MiB
+    assert tried(model(), {'model.attention_kernel': 'auto'}) == ['None']
+    given = {'model.attention_kernel': 'auto', 'train.loss_chunk': '64'}
+    assert tried(model(), given) == []
+    assert tried(model(), given, tensor='2') == ['fsdp_tp_sp']
+    assert tried(model(), given | {'mesh.rules': 'fsdp_tp'}, tensor='2') == []
     assert tried(model(), peak=300.0) == []

@@ -218,6 +218,28 @@ def test_each_device_has_as_many_chunks_as_its_own_tokens_ask_for(monkeypatch):
     np.testing.assert_allclose(*found, rtol=1e-5)
 
 
+def test_devices_gather_the_kernel_of_logits_in_the_dtype_of_activations():
+    """And so exchange the sums of its gradient."""
+    trainer = Trainer(
+        make_config(rows=8, length=64, model={'dtype': 'bfloat16', 'tied_embeddings': None}, loss_chunk=8)
+    )
+    mesh = sharding.make_mesh(Mesh(data=2, fsdp=4))
+    with jax.set_mesh(mesh), nn.logical_axis_rules(sharding.RULES['fsdp_tp']):
+        state = jax.eval_shape(trainer.start)
+        step = jax.make_jaxpr(trainer.step)(state, trainer.batch, trainer.hyper)
+    found = []
+
+    def walk(jaxpr):
+        for equation in jaxpr.eqns:
+            if equation.primitive.name == 'shard_map':
+                found.extend(x.aval.dtype for x in equation.invars if x.aval.shape == (16, 40))
+            for inner in jax.extend.core.jaxprs_in_params(equation.params):
+                walk(inner)
+
+    walk(step.jaxpr)
+    assert set(found) == {jnp.bfloat16.dtype}
+
+
 def test_a_word_for_the_chunk_is_refused():
     with pytest.raises(UserError, match=r"^config\.train\.loss_chunk='all' is not int \| 'auto' \| None$"):
         override(Config(), {'train.loss_chunk': 'all'})

@@ -5,10 +5,11 @@
 Meshes that fit the model, the batch and the devices are compared by the bytes that they keep, move and send, and by how
 long they wait; the best are compiled by the devices' own compiler, some at a time, and `data` alone and `fsdp` alone
 are among them. Each is compiled with as much to keep as fits: model.remat None, dots, full, then more
-train.microbatches. The fastest mesh is compiled with the other attention kernels that serve the model there, too, and
-where it has an axis `tensor` with sequence parallelism. The table is sorted by the estimated seconds of a step, and its
-last line gives the flags of the fastest. The fields of config.mesh, model.remat and model.attention_kernel that are
-given on the command line stay as they are.
+train.microbatches. The fastest mesh is compiled with the other attention kernels that serve the model there, too,
+where its logits are computed in chunks with all at once, and where it has an axis `tensor` with sequence parallelism.
+The table is sorted by the estimated seconds of a step, and its last line gives the flags of the fastest. The fields of
+config.mesh, model.remat, model.attention_kernel and train.loss_chunk that are given on the command line stay as they
+are.
 """
 
 import concurrent.futures
@@ -33,6 +34,7 @@ from tformer.distributed.devices import Target
 from tformer.distributed.sharding import Schedule
 from tformer.errors import UserError
 from tformer.layers import kernel_choice
+from tformer.objectives import loss_chunk
 
 SHARED_FLAGS = ('config',)
 FLAGS = {
@@ -52,7 +54,8 @@ UNSPLIT = 100
 UPDATED = {'tpu': 110, 'cuda': 28}
 LAYER = 1.4e-4  # seconds of a layer, forward and back, of however few tokens
 REMATS = (None, 'dots', 'full')  # what is kept for the backward pass, from the most
-CHOICES = ('model.remat', 'train.microbatches', 'model.attention_kernel', 'mesh.rules')  # beside the mesh's axes
+# What is chosen beside the mesh's axes.
+CHOICES = ('model.remat', 'train.microbatches', 'model.attention_kernel', 'train.loss_chunk', 'mesh.rules')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,7 +235,7 @@ def kept_bytes(config: Config, mesh: dict[str, int]) -> float:
 
 def variants(config: Config, target: Target, overrides: dict[str, str], best: Attempt) -> list[dict[str, str]]:
     """Returns the overrides of `best`, the fastest attempt, with one more each: another attention kernel that serves
-    the model, or sequence parallelism; none if it does not fit."""
+    the model, all logits at once, or sequence parallelism; none if it does not fit."""
     model = config.model
     more: list[dict[str, str]] = []
     if not best.fits:
@@ -242,6 +245,8 @@ def variants(config: Config, target: Target, overrides: dict[str, str], best: At
         names = (*kernel_choice.BEST.get(target.jax_platform, ()), 'reference')
         able = [name for name in names if kernel_choice.unserved(name, needs, target.jax_platform) is None]
         more += [{'model.attention_kernel': name} for name in able if name != own]
+    if 'train.loss_chunk' not in overrides and loss_chunk(config) is not None:
+        more.append({'train.loss_chunk': 'None'})
     if 'mesh.rules' not in overrides and best.overrides.get('mesh.tensor', '1') != '1':
         more += [{'mesh.rules': rules} for rules in ('fsdp_tp', 'fsdp_tp_sp') if rules != config.mesh.rules]
     return [best.overrides | each for each in more]
