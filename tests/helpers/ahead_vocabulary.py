@@ -1,0 +1,36 @@
+"""Compiles train steps of one layer below a large vocabulary, whose logits are computed in chunks and at once; prints a
+line of JSON for each.
+
+python tests/helpers/ahead_vocabulary.py h100:8
+"""
+
+import json
+import sys
+
+from tformer.commands import dry_run, dry_run_report
+from tformer.config import Config, Data, Mesh, Model, Train, override
+from tformer.distributed import devices
+
+VOCABULARY, WIDTH = 128_256, 512
+
+
+def main(device: str) -> None:
+    target = devices.Target.parse(device)
+    dry_run.pretend(1)
+    devices.prepare(target.device.platform)
+    config = Config(
+        model=Model(
+            family='decoder', vocab_size=VOCABULARY, emb_dim=WIDTH, mlp_dim=WIDTH, num_heads=4, num_decoder_layers=1,
+            max_len=8192, position='rope', dropout_rate=0.0, dtype='bfloat16', tied_embeddings=None,
+        ),
+        data=Data(length=8192),
+        train=Train(objective='causal_lm', batch_size=8, num_steps=10),
+        mesh=Mesh(data=1, fsdp=8),
+    )  # fmt: skip
+    for chunk in ('auto', None):
+        given = override(config, {'train.loss_chunk': chunk})
+        print(json.dumps(dry_run_report.figures(dry_run.compile_program('train step', given, target))))
+
+
+if __name__ == '__main__':
+    main(sys.argv[1])
