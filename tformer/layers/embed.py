@@ -14,6 +14,7 @@ from tformer.layers.initializers import make_initializer
 from tformer.layers.linear import Dense, product
 from tformer.layers.lookup import lookup
 from tformer.layers.norms import make_norm
+from tformer.layers.parallel.each_device import split, ways
 from tformer.layers.parametrization import base_width
 from tformer.layers.positions import POSITIONS
 from tformer.layers.quantized import quantized_kernel
@@ -23,6 +24,14 @@ from tformer.layers.resolved import ResolvedModel
 def embedding_width(cfg: ResolvedModel) -> int:
     """Returns the width W of the token table: emb_dim, unless it is factorised."""
     return cfg.embedding_factor_dim or cfg.emb_dim
+
+
+def narrowed(cfg: ResolvedModel, x: jax.Array) -> jax.Array:
+    """Returns a parameter in the dtype of the activations. Of one whose width devices split, XLA may gather the parts
+    before it rounds them, unless a barrier keeps it from that; but parts of a vocabulary, too, it would gather then."""
+    x, vocab = x.astype(cfg.dtype), split('vocab', cfg.vocab_size)
+    alone = ways(split('embed', cfg.emb_dim) or ()) > 1 and vocab is not None and ways(vocab) == 1
+    return jax.lax.optimization_barrier(x) if alone else x
 
 
 class Embedding(nn.Module):
@@ -39,7 +48,7 @@ class Embedding(nn.Module):
         cfg, width = self.cfg, embedding_width(self.cfg)
         init = partitioned(make_initializer(cfg, 'embedding', width, self.vocab_size), self.axis, 'embed')
         table = self.param('table', init, (self.vocab_size, width), jnp.dtype(cfg.param_dtype))
-        self.table = _gathered(('act_vocab' if self.axis == 'vocab' else None, 'act_embed'), table.astype(cfg.dtype))
+        self.table = _gathered(('act_vocab' if self.axis == 'vocab' else None, 'act_embed'), narrowed(cfg, table))
 
     def __call__(self, tokens_BT: jax.Array) -> jax.Array:
         return constrain(lookup(self.table, tokens_BT), 'batch', 'length', 'act_embed')

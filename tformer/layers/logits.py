@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from tformer.layers.embed import narrowed
 from tformer.layers.heads import STATISTICS, TokenStatistics, token_statistics
 from tformer.layers.parallel.each_device import on_own_tokens
 
@@ -53,10 +54,8 @@ def statistics_in_chunks(
     """
     cfg, inputs = own.model.cfg, [own] if teacher is None else [own, teacher]
     models, variables, streams = (list(part) for part in zip(*inputs, strict=True))
-    variables[0] = {
-        **own.variables,
-        'params': jax.tree.map(functools.partial(_rounded, cfg.dtype), own.variables['params']),
-    }
+    narrow = jax.tree.map(lambda x: narrowed(cfg, x) if x.ndim > 1 else x, own.variables['params'])
+    variables[0] = {**own.variables, 'params': narrow}
 
     def in_chunks(shared: Any, tokens: Any) -> TokenStatistics:
         (learning, *others), temperatures = shared
@@ -79,11 +78,6 @@ def statistics_in_chunks(
 
     shared = variables, [] if teacher is None else [temperature]
     return on_own_tokens(in_chunks, shared, (streams, real_BT, targets_BT))
-
-
-def _rounded(dtype: Any, x: jax.Array) -> jax.Array:
-    """Returns a kernel in the dtype that it is read in; a compiler may not gather a wider one."""
-    return jax.lax.optimization_barrier(x.astype(dtype)) if x.ndim > 1 and x.dtype != dtype else x
 
 
 def _split(count: int, x: jax.Array) -> jax.Array:
