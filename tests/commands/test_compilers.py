@@ -213,13 +213,15 @@ def test_a_tpu_gathers_operands_whole_where_they_are_large():
 
 
 def test_a_large_vocabulary_is_read_seldom_gathered_narrow_and_has_its_gradient_in_parts():
-    """Two tables, of embeddings and of logits, each gathered once in two bytes a number. In chunks of 2,048 tokens a
-    device moves little more than with all logits at once; with 128 a chunk it moved five times as much."""
-    chunks, whole = compiled('h100:8', 'ahead_vocabulary.py')
+    """Two tables, of embeddings and of logits, each gathered once in two bytes a number; of one table for both, too. In
+    chunks of 2,048 tokens a device moves little more than with all logits at once; with 128 a chunk it moved five times
+    as much."""
+    chunks, whole, shared = compiled('h100:8', 'ahead_vocabulary.py')
     assert chunks['peak_bytes'] < 0.5 * whole['peak_bytes']
     assert chunks['seconds']['memory'] < 1.5 * whole['seconds']['memory']
     table = ahead_vocabulary.VOCABULARY * ahead_vocabulary.WIDTH
-    sent = {each['kind']: each['bytes'] / table for each in chunks['collectives']}
-    assert sent['all-gather'] < 1.05 * 2 * 2 * 7 / 8
-    assert sent['reduce-scatter'] < 1.05 * 2 * 7 / 8  # that of logits
-    assert sent['all-reduce'] < 0.01
+    for row in (chunks, shared):
+        sent = {each['kind']: each['bytes'] / table for each in row['collectives']}
+        assert sent['all-gather'] < 1.1 * 2 * 2 * 7 / 8
+        assert sent['reduce-scatter'] < 1.1 * 2 * 7 / 8  # that of logits
+        assert sent['all-reduce'] < 0.01

@@ -1,5 +1,5 @@
-"""Compiles train steps of one layer below a large vocabulary, whose logits are computed in chunks and at once; prints a
-line of JSON for each.
+"""Compiles train steps of one layer below a large vocabulary, whose logits are computed in chunks and at once, and of
+an encoder and a decoder that share it; prints a line of JSON for each.
 
 python tests/helpers/ahead_vocabulary.py h100:8
 """
@@ -27,8 +27,12 @@ def main(device: str) -> None:
         train=Train(objective='causal_lm', batch_size=8, num_steps=10),
         mesh=Mesh(data=1, fsdp=8),
     )  # fmt: skip
-    for chunk in ('auto', None):
-        given = override(config, {'train.loss_chunk': chunk})
+    shared = {
+        'model.family': 'encoder_decoder', 'model.num_encoder_layers': 1, 'model.tied_embeddings': 'all',
+        'model.encoder_vocab_size': VOCABULARY, 'data.encoder_length': 8192, 'train.objective': 'seq2seq',
+    }  # fmt: skip
+    for given in ({}, {'train.loss_chunk': None}, shared):
+        given = override(config, given)
         print(json.dumps(dry_run_report.figures(dry_run.compile_program('train step', given, target))))
 
 
