@@ -27,8 +27,11 @@ def embedding_width(cfg: ResolvedModel) -> int:
 
 
 def narrowed(cfg: ResolvedModel, x: jax.Array) -> jax.Array:
-    """Returns a parameter in the dtype of the activations. Of one whose width devices split, XLA may gather the parts
-    before it rounds them, unless a barrier keeps it from that; but parts of a vocabulary, too, it would gather then."""
+    """Returns a parameter in the dtype of the activations.
+
+    XLA may gather the parts of a width that devices split before it rounds them. A barrier keeps it from that; where
+    they split the vocabulary, too, it would have XLA gather more.
+    """
     x, vocab = x.astype(cfg.dtype), split('vocab', cfg.vocab_size)
     alone = ways(split('embed', cfg.emb_dim) or ()) > 1 and vocab is not None and ways(vocab) == 1
     return jax.lax.optimization_barrier(x) if alone else x
@@ -62,7 +65,7 @@ class Embedding(nn.Module):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _gathered(names: tuple[str | None, ...], table_VW: jax.Array) -> jax.Array:
-    """Returns a table constrained by logical names, but not its gradient, of which each device needs its part alone."""
+    """Returns a table constrained by logical names. Its gradient is not: each device needs that of its part alone."""
     return constrain(table_VW, *names)
 
 

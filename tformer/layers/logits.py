@@ -88,7 +88,7 @@ def _split(count: int, x: jax.Array) -> jax.Array:
 
 @jax.custom_vjp
 def _read(kernel: jax.Array, sums: jax.Array) -> jax.Array:
-    """Returns the kernel. A loop adds its gradient to that of `sums`, in float32."""
+    """Returns the kernel, but its gradient is that of `sums`, which a loop adds up in float32."""
     return kernel
 
 
