@@ -26,13 +26,13 @@ def embedding_width(cfg: ResolvedModel) -> int:
     return cfg.embedding_factor_dim or cfg.emb_dim
 
 
-def narrowed(cfg: ResolvedModel, x: jax.Array) -> jax.Array:
+def narrowed(cfg: ResolvedModel, vocab_size: int, x: jax.Array) -> jax.Array:
     """Returns a parameter in the dtype of the activations.
 
     XLA may gather the parts of a width that devices split before it rounds them. A barrier keeps it from that; where
     they split the vocabulary, too, it would have XLA gather more.
     """
-    x, vocab = x.astype(cfg.dtype), split('vocab', cfg.vocab_size)
+    x, vocab = x.astype(cfg.dtype), split('vocab', vocab_size)
     alone = ways(split('embed', cfg.emb_dim) or ()) > 1 and vocab is not None and ways(vocab) == 1
     return jax.lax.optimization_barrier(x) if alone else x
 
@@ -51,7 +51,9 @@ class Embedding(nn.Module):
         cfg, width = self.cfg, embedding_width(self.cfg)
         init = partitioned(make_initializer(cfg, 'embedding', width, self.vocab_size), self.axis, 'embed')
         table = self.param('table', init, (self.vocab_size, width), jnp.dtype(cfg.param_dtype))
-        self.table = _gathered(('act_vocab' if self.axis == 'vocab' else None, 'act_embed'), narrowed(cfg, table))
+        self.table = _gathered(
+            ('act_vocab' if self.axis == 'vocab' else None, 'act_embed'), narrowed(cfg, self.vocab_size, table)
+        )
 
     def __call__(self, tokens_BT: jax.Array) -> jax.Array:
         return constrain(lookup(self.table, tokens_BT), 'batch', 'length', 'act_embed')

@@ -54,7 +54,8 @@ def statistics_in_chunks(
     """
     cfg, inputs = own.model.cfg, [own] if teacher is None else [own, teacher]
     models, variables, streams = (list(part) for part in zip(*inputs, strict=True))
-    narrow = jax.tree.map(lambda x: narrowed(cfg, x) if x.ndim > 1 else x, own.variables['params'])
+    params = own.variables['params']
+    narrow = jax.tree.map(lambda x: narrowed(cfg, cfg.vocab_size, x) if x.ndim > 1 else x, params)
     variables[0] = {**own.variables, 'params': narrow}
 
     def in_chunks(shared: Any, tokens: Any) -> TokenStatistics:
