@@ -165,9 +165,9 @@ def expected_traffic(name, num_params):
     if name == 'data':
         return {('all-reduce', 'data'): summed(8, gradients)}
     if name == 'fsdp':  # each kernel forward and backward, the tables and the biases that are added to the stream once
-        return {
+        return {  # of the table as it is looked up, those who hold a row's parts sum its gradient, each of its own part
             ('all-gather', 'fsdp'): gathered(8, 2 * L * KERNELS + V * D + LONGEST * D + L * D),
-            ('all-reduce', 'fsdp'): summed(8, gradients),
+            ('all-reduce', 'fsdp'): summed(8, num_params),
         }
     # of the softmax over the vocabulary: largest, sum, the target's logit; in a byte, whether one before it is as large
     per_token = 3.25 * ROWS * T
