@@ -21,6 +21,9 @@ def model(family='decoder', rows=64, length=1024, **fields):
     )
 
 
+ONE = dict.fromkeys(('pipeline', 'tensor', 'context', 'expert', 'fsdp', 'data'), 1)
+
+
 def sizes(cfg, target=TPUS, fixed=frozenset()):
     return list(plan.candidates(cfg, target, set(fixed)))
 
@@ -73,32 +76,82 @@ def test_what_is_compiled_first():
 
 
 def test_what_a_mesh_costs_by_hand():
-    """On rings of 100 GB/s: parameters are gathered twice and gradients scattered once over fsdp, and their shares
-    summed over data; a layer sums four times over tensor. A device reads the weights three times a tick, updates its
-    own and those of its tables, and moves the stream. Of 9 ticks one is idle where 8 parts pass through two stages."""
+    """On rings of 100 GB/s, in two bytes a number: parameters are gathered twice and gradients scattered once a tick
+    over fsdp, and their shares summed over data; a layer sums four times over tensor. A device reads the weights three
+    times a tick, updates its own and those of its tables, and moves the stream. Of 9 ticks one is idle where 8 parts
+    pass through two stages."""
     weights = 24 * (4 * 1024**2 + 3 * 1024 * 4096)
     held = weights + 32000 * 1024
     stream = 64 / 8 * 1024 * 1024 * 24 / 2  # of a device, with the rows split in 8 and the rest in 2
     products = 6 * weights * 64 * 1024 / 16 / 197e12
-    one = dict.fromkeys(('pipeline', 'tensor', 'context', 'expert', 'fsdp', 'data'), 1)
     for mesh, sent, moved, idle in (
-        ({'data': 16}, 2 * 4 * weights * 15 / 16, 12 * weights + 110 * held + 100 * stream, 0),
-        ({'fsdp': 16}, 3 * 4 * weights * 15 / 16, 12 * weights + 110 * held / 16 + 100 * stream, 0),
+        ({'data': 16}, 2 * 2 * weights * 15 / 16, 12 * weights + 110 * held + 100 * stream, 0),
+        ({'fsdp': 16}, 3 * 2 * weights * 15 / 16, 12 * weights + 110 * held / 16 + 100 * stream, 0),
         (
-            {'data': 4, 'fsdp': 4}, (3 * 4 * weights + 2 * 4 * weights / 4) * 3 / 4,
+            {'data': 4, 'fsdp': 4}, (3 * 2 * weights + 2 * 2 * weights / 4) * 3 / 4,
             12 * weights + 110 * held / 4 + 100 * stream, 0,
         ),
         (
-            {'data': 8, 'tensor': 2}, 2 * 4 * weights / 2 * 7 / 8 + 4 * 2 * 2 * 2 * stream / 2,
+            {'data': 8, 'tensor': 2}, 2 * 2 * weights / 2 * 7 / 8 + 4 * 2 * 2 * 2 * stream / 2,
             (12 * weights + 110 * held) / 2 + 200 * stream, 0,
         ),
         (
-            {'data': 8, 'pipeline': 2}, 2 * 4 * weights / 2 * 7 / 8 + 2 * 2 * stream / 24,
-            12 * 9 * weights / 2 + 110 * (weights / 2 + 32000 * 1024) + 100 * stream, products / 8,
+            {'fsdp': 8, 'pipeline': 2}, 9 * 3 * 2 * weights / 2 * 7 / 8 + 2 * 2 * stream / 24,
+            12 * 9 * weights / 2 + 110 * (weights / 2 + 32000 * 1024) / 8 + 100 * stream, products / 8,
         ),
     ):  # fmt: skip
-        found = plan.expected(model(), TPUS, one | mesh)
-        assert found == pytest.approx(sent / 100e9 + moved / 819e9 + idle), mesh
+        found = plan.expected(model(), TPUS, ONE | mesh)
+        assert found == pytest.approx(products + sent / 100e9 + moved / 819e9 + idle), mesh
+
+
+def test_what_splitting_the_length_costs_by_hand():
+    """Keys and values go round a ring thrice, and their gradients once in float32: 10 passes of half the stream's width
+    each, with a quarter of the heads; gradients of parameters are summed; blocks that a causal mask hides are computed,
+    too, half of 18 products of two lengths and the width."""
+    cfg = model(length=8192, rows=16, num_kv_heads=4)
+    weights = 24 * (4 * 1024**2 + 3 * 1024 * 4096)
+    products = 6 * weights * 16 * 8192 / 16 / 197e12
+    stream = 16 / 8 * 8192 * 1024 * 24
+    sent = (10 * 2 * stream * 4 / 16 + 2 * 2 * weights / 8) / 2 + 3 * 2 * weights * 7 / 8
+    moved = 12 * weights + 110 * (weights + 32000 * 1024) / 8 + 100 * stream / 2
+    unseen = 9 * 24 * 16 * 8192**2 * 1024 / 16 / 197e12
+    found = plan.expected(cfg, TPUS, ONE | {'context': 2, 'fsdp': 8})
+    assert found == pytest.approx(products + sent / 100e9 + moved / 819e9 + unseen)
+
+
+def test_a_gpu_gathers_parameters_beside_its_products():
+    """Between nodes, at 50 GB/s: what takes longer than the products is left."""
+    weights = 24 * (4 * 1024**2 + 3 * 1024 * 4096)
+    moved = 12 * weights + 28 * (weights + 32000 * 1024) / 16
+    for rows in (64, 4096):
+        cfg = model(rows=rows)
+        products, stream = 6 * weights * rows * 1024 / 16 / 989e12, rows / 16 * 1024 * 1024 * 24
+        longest = max(products, 3 * 2 * weights * 15 / 16 / 50e9)
+        found = plan.expected(cfg, NODES, ONE | {'fsdp': 16})
+        assert found == pytest.approx(longest + (moved + 100 * stream) / 3.35e12)
+
+
+@pytest.mark.parametrize(
+    ('target', 'dispatch', 'ways', 'computed'),
+    [
+        ('v5e:4x4', 'dropless', 1, 2),
+        ('v5e:4x4', 'dropless', 2, 4),  # all tokens of two devices may choose the same
+        ('v5e:4x4', 'dropless', 8, 8),  # the one expert of a device, for all tokens of eight
+        ('h100:16', 'dropless', 1, 16),
+        ('h100:16', 'dropless', 8, 8),
+        ('h100:16', 'capacity', 8, 2.5),
+        ('v5e:4x4', 'capacity', 1, 2.5),
+    ],
+)
+def test_how_many_experts_are_computed_for_a_token(monkeypatch, target, dispatch, ways, computed):
+    """Of eight, two for each token."""
+    cfg, target = model(num_experts=8, expert_dispatch=dispatch), Target.parse(target)
+    mesh = ONE | {'expert': ways, 'data': 16 // ways}
+    one = 6 * 24 * 3 * 1024 * 4096 * 64 * 1024 / 16 / target.device.flops['bfloat16']
+    monkeypatch.setattr(plan, 'LAYER', 0)
+    found = plan.expected(cfg, target, mesh)
+    monkeypatch.setattr(plan, '_computed', lambda *_: computed + 1)
+    assert plan.expected(cfg, target, mesh) - found == pytest.approx(one, rel=1e-4)
 
 
 def test_a_layer_takes_a_least_time_however_few_tokens_it_has(monkeypatch):
@@ -106,15 +159,14 @@ def test_a_layer_takes_a_least_time_however_few_tokens_it_has(monkeypatch):
     small = config.override(model(length=16), {'model.num_decoder_layers': 4})
     products = 6 * 4 * (4 * 1024**2 + 3 * 1024 * 4096) * 64 * 16 / 16 / 197e12
     work = products + 100 * 64 * 16 * 1024 * 4 / 16 / 819e9  # of all ticks but the one that is idle
-    one = dict.fromkeys(('pipeline', 'tensor', 'context', 'expert', 'fsdp', 'data'), 1)
     for mesh, waits in (
         ({'pipeline': 2, 'fsdp': 8}, (2 * 8 * plan.LAYER - work) * 9 / 8),
         ({'data': 2, 'fsdp': 8}, 4 * plan.LAYER - work),
     ):
         with monkeypatch.context() as patched:
             patched.setattr(plan, 'LAYER', 0)
-            without = plan.expected(small, TPUS, one | mesh)
-        assert plan.expected(small, TPUS, one | mesh) - without == pytest.approx(waits)
+            without = plan.expected(small, TPUS, ONE | mesh)
+        assert plan.expected(small, TPUS, ONE | mesh) - without == pytest.approx(waits)
 
 
 def test_a_model_of_two_stacks_has_the_stream_of_both_lengths():

@@ -53,6 +53,7 @@ UNSPLIT = 100
 # read and written, and by the compilers of TPUs four times as long.
 UPDATED = {'tpu': 110, 'cuda': 28}
 LAYER = 1.4e-4  # seconds of a layer, forward and back, of however few tokens
+NUMBERS = {'bfloat16': 2, 'float32': 4}  # bytes of a number
 REMATS = (None, 'dots', 'full')  # what is kept for the backward pass, from the most
 # What is chosen beside the mesh's axes.
 CHOICES = ('model.remat', 'train.microbatches', 'model.attention_kernel', 'train.loss_chunk', 'mesh.rules')
@@ -143,40 +144,59 @@ def first(meshes: list[dict[str, int]], most: int) -> list[dict[str, int]]:
 
 
 def expected(config: Config, target: Target, mesh: dict[str, int]) -> float:
-    """Returns a mesh's expected seconds beside the products that all meshes share: what it sends, its idle stages,
-    what it reads of weights and stream, what its layers take at least, the update, and what of its state would not fit.
+    """Returns a mesh's expected seconds: products, what it sends, its idle stages, what it reads of weights and stream,
+    what its layers take at least, the update, and what of its state would not fit.
 
     Bytes are those of a ring, by the parameters and activations that an axis splits (Rajbhandari et al. 2020, section
-    7; Shoeybi et al. 2019, section 3; Narayanan et al. 2021, 2.2).
+    7; Shoeybi et al. 2019, section 3; Narayanan et al. 2021, 2.2; Liu et al. 2023).
     """
     model, device, width = config.model, target.device, config.model.emb_dim
-    weights = sum(_depths(config)) * (4 * width * width + 3 * width * model.mlp_dim * (model.num_experts or 1))
+    size = NUMBERS[model.dtype]
+    attention, experts = 4 * width * width, 3 * width * model.mlp_dim
+    weights = sum(_depths(config)) * (attention + experts * (model.num_experts or 1))
+    used = sum(_depths(config)) * (attention + experts * _computed(config, target, mesh['expert']))
     own = weights / (mesh['tensor'] * mesh['pipeline'] * mesh['expert'])
     held = own + (model.vocab_size or 0) * width / mesh['tensor']
     rows = config.train.batch_size / (mesh['data'] * mesh['fsdp'] * mesh['expert'])
     stream = rows * _numbers_of_a_row(config) / mesh['context'] / mesh['pipeline']
-    near, sent = 1, 0.0
+    keys = stream * mesh['context'] / mesh['tensor'] * (model.num_kv_heads or model.num_heads) / model.num_heads
+    stages, parts = mesh['pipeline'], _parts(config, mesh)
+    ticks, gradient = parts + stages - 1, 2 * size * own / mesh['fsdp']
     costs = {  # from the axis whose devices are nearest; bytes that a device sends in a step, times n / (n - 1)
-        'tensor': 8 * 2 * stream,
-        'context': 6 * 2 * stream,
-        'expert': 4 * 2 * stream * model.experts_per_token,
-        'fsdp': 3 * 4 * own,
-        'data': 2 * 4 * own / mesh['fsdp'],
-        'pipeline': 4 * rows * config.data.length / mesh['context'] * width,
+        'tensor': 8 * size * stream,
+        'context': 10 * size * keys + gradient,  # keys and values thrice, and their gradients in float32
+        'expert': 4 * size * stream * model.experts_per_token,
+        'fsdp': 3 * size * own * ticks,
+        'data': gradient,
+        'pipeline': 2 * size * rows * config.data.length / mesh['context'] * width,
     }
+    near, sent = 1, {}
     for axis, amount in costs.items():
         near *= mesh[axis]
         speed = device.near_bytes if near <= device.near else device.far_bytes
-        sent += amount * (1 - 1 / mesh[axis]) / speed
-    stages, parts = mesh['pipeline'], _parts(config, mesh)
-    products = 6 * weights * config.train.batch_size * config.data.length / target.count / device.flops['bfloat16']
-    read, updated = 3 * 4 * own * (parts + stages - 1), UPDATED[device.platform] * held / mesh['fsdp']
+        sent[axis] = amount * (1 - 1 / mesh[axis]) / speed
+    each = config.train.batch_size / target.count / device.flops['bfloat16']
+    products = 6 * used * config.data.length * each
+    if device.platform == 'cuda':  # a GPU gathers while it multiplies
+        sent['fsdp'] = max(sent['fsdp'] - products, 0)
+    unseen = 9 * _numbers_of_a_row(config) * config.data.length * each if mesh['context'] > 1 else 0  # by causal masks
+    read, updated = 3 * 4 * own * ticks, UPDATED[device.platform] * held / mesh['fsdp']
     moved = (read + updated + UNSPLIT * stream) / device.bandwidth
     layers = sum(_depths(config)) / stages * parts  # that a device computes, one part of its rows at a time
     waits = max(LAYER * layers - products - UNSPLIT * stream / device.bandwidth, 0)
-    idle = products * (stages - 1) / parts + waits * (parts + stages - 1) / parts
+    idle = (products + unseen) * (stages - 1) / parts + waits * ticks / parts
     state = 16 * held / mesh['fsdp']
-    return sent + moved + idle + max(state / device.memory - 0.8, 0) * 1e6
+    return products + sum(sent.values()) + moved + unseen + idle + max(state / device.memory - 0.8, 0) * 1e6
+
+
+def _computed(config: Config, target: Target, ways: int) -> float:
+    """Returns how many experts are computed for a token where devices share them in so many ways: without drops every
+    device has the slots of the worst case, and a GPU multiplies them by each of its experts."""
+    model = config.model
+    if model.num_experts is None or model.expert_dispatch == 'capacity':
+        return 1 if model.num_experts is None else model.experts_per_token * model.expert_capacity
+    own = model.num_experts / ways
+    return ways * min(model.experts_per_token, own) * (own if target.device.platform == 'cuda' else 1)
 
 
 def _parts(config: Config, mesh: dict[str, int]) -> int:
@@ -228,7 +248,7 @@ def lowered(
 def kept_bytes(config: Config, mesh: dict[str, int]) -> float:
     """Returns about what a device keeps for the backward pass if nothing is computed again, besides attention's scores:
     17 numbers of the stream's width for each token and layer (Korthikanti et al. 2023, eq. 1 and section 5)."""
-    size = {'bfloat16': 2, 'float32': 4}[config.model.dtype]
+    size = NUMBERS[config.model.dtype]
     rows = config.train.batch_size / config.train.microbatches
     return 17 * size * rows * _numbers_of_a_row(config) / math.prod(mesh.values())
 
