@@ -5,7 +5,7 @@ import math
 import pytest
 
 from tformer import config, errors
-from tformer.commands import plan
+from tformer.commands import mesh_costs, plan
 from tformer.distributed.devices import Target
 
 TPUS, NODES = Target('v5e', (4, 4)), Target('h100', (16,))
@@ -60,7 +60,7 @@ def test_axes_that_are_given_keep_their_sizes():
 
 
 def best(cfg, target):
-    return min(sizes(cfg, target), key=lambda mesh: plan.expected(cfg, target, mesh))
+    return min(sizes(cfg, target), key=lambda mesh: mesh_costs.expected(cfg, target, mesh))
 
 
 def test_what_is_compiled_first():
@@ -72,7 +72,7 @@ def test_what_is_compiled_first():
     assert large['fsdp'] * large['tensor'] * large['pipeline'] >= 8
     one = dict.fromkeys(('pipeline', 'context', 'expert', 'data'), 1)
     within, between = (one | {'tensor': tensor, 'fsdp': 16 // tensor} for tensor in (8, 16))
-    assert plan.expected(model(), NODES, within) < plan.expected(model(), NODES, between)
+    assert mesh_costs.expected(model(), NODES, within) < mesh_costs.expected(model(), NODES, between)
 
 
 def test_what_a_mesh_costs_by_hand():
@@ -100,7 +100,7 @@ def test_what_a_mesh_costs_by_hand():
             12 * 9 * weights / 2 + 110 * (weights / 2 + 32000 * 1024) / 8 + 100 * stream, products / 8,
         ),
     ):  # fmt: skip
-        found = plan.expected(model(), TPUS, ONE | mesh)
+        found = mesh_costs.expected(model(), TPUS, ONE | mesh)
         assert found == pytest.approx(products + sent / 100e9 + moved / 819e9 + idle), mesh
 
 
@@ -115,7 +115,7 @@ def test_what_splitting_the_length_costs_by_hand():
     sent = (10 * 2 * stream * 4 / 16 + 2 * 2 * weights / 8) / 2 + 3 * 2 * weights * 7 / 8
     moved = 12 * weights + 110 * (weights + 32000 * 1024) / 8 + 100 * stream / 2
     unseen = 9 * 24 * 16 * 8192**2 * 1024 / 16 / 197e12
-    found = plan.expected(cfg, TPUS, ONE | {'context': 2, 'fsdp': 8})
+    found = mesh_costs.expected(cfg, TPUS, ONE | {'context': 2, 'fsdp': 8})
     assert found == pytest.approx(products + sent / 100e9 + moved / 819e9 + unseen)
 
 
@@ -127,7 +127,7 @@ def test_a_gpu_gathers_parameters_beside_its_products():
         cfg = model(rows=rows)
         products, stream = 6 * weights * rows * 1024 / 16 / 989e12, rows / 16 * 1024 * 1024 * 24
         longest = max(products, 3 * 2 * weights * 15 / 16 / 50e9)
-        found = plan.expected(cfg, NODES, ONE | {'fsdp': 16})
+        found = mesh_costs.expected(cfg, NODES, ONE | {'fsdp': 16})
         assert found == pytest.approx(longest + (moved + 100 * stream) / 3.35e12)
 
 
@@ -148,10 +148,10 @@ def test_how_many_experts_are_computed_for_a_token(monkeypatch, target, dispatch
     cfg, target = model(num_experts=8, expert_dispatch=dispatch), Target.parse(target)
     mesh = ONE | {'expert': ways, 'data': 16 // ways}
     one = 6 * 24 * 3 * 1024 * 4096 * 64 * 1024 / 16 / target.device.flops['bfloat16']
-    monkeypatch.setattr(plan, 'LAYER', 0)
-    found = plan.expected(cfg, target, mesh)
-    monkeypatch.setattr(plan, '_computed', lambda *_: computed + 1)
-    assert plan.expected(cfg, target, mesh) - found == pytest.approx(one, rel=1e-4)
+    monkeypatch.setattr(mesh_costs, 'LAYER', 0)
+    found = mesh_costs.expected(cfg, target, mesh)
+    monkeypatch.setattr(mesh_costs, '_computed', lambda *_: computed + 1)
+    assert mesh_costs.expected(cfg, target, mesh) - found == pytest.approx(one, rel=1e-4)
 
 
 def test_a_layer_takes_a_least_time_however_few_tokens_it_has(monkeypatch):
@@ -160,13 +160,13 @@ def test_a_layer_takes_a_least_time_however_few_tokens_it_has(monkeypatch):
     products = 6 * 4 * (4 * 1024**2 + 3 * 1024 * 4096) * 64 * 16 / 16 / 197e12
     work = products + 100 * 64 * 16 * 1024 * 4 / 16 / 819e9  # of all ticks but the one that is idle
     for mesh, waits in (
-        ({'pipeline': 2, 'fsdp': 8}, (2 * 8 * plan.LAYER - work) * 9 / 8),
-        ({'data': 2, 'fsdp': 8}, 4 * plan.LAYER - work),
+        ({'pipeline': 2, 'fsdp': 8}, (2 * 8 * mesh_costs.LAYER - work) * 9 / 8),
+        ({'data': 2, 'fsdp': 8}, 4 * mesh_costs.LAYER - work),
     ):
         with monkeypatch.context() as patched:
-            patched.setattr(plan, 'LAYER', 0)
-            without = plan.expected(small, TPUS, ONE | mesh)
-        assert plan.expected(small, TPUS, ONE | mesh) - without == pytest.approx(waits)
+            patched.setattr(mesh_costs, 'LAYER', 0)
+            without = mesh_costs.expected(small, TPUS, ONE | mesh)
+        assert mesh_costs.expected(small, TPUS, ONE | mesh) - without == pytest.approx(waits)
 
 
 def test_a_model_of_two_stacks_has_the_stream_of_both_lengths():
@@ -176,12 +176,14 @@ def test_a_model_of_two_stacks_has_the_stream_of_both_lengths():
     )
     alone = config.override(model(), {'data.length': 1024 + 512 // 4})
     mesh = {'pipeline': 1, 'tensor': 2, 'context': 1, 'expert': 1, 'fsdp': 8, 'data': 1}
-    assert plan.kept_bytes(both, mesh) == plan.kept_bytes(alone, mesh) == 17 * 2 * 64 * 1152 * 24 * 1024 / 16
+    assert (
+        mesh_costs.kept_bytes(both, mesh) == mesh_costs.kept_bytes(alone, mesh) == 17 * 2 * 64 * 1152 * 24 * 1024 / 16
+    )
 
 
 def test_data_alone_and_fsdp_alone_are_among_those_that_are_compiled():
     cfg = model(num_decoder_layers=24, emb_dim=8192, mlp_dim=32768, num_heads=64)
-    ranked = sorted(sizes(cfg, NODES), key=lambda mesh: plan.expected(cfg, NODES, mesh))
+    ranked = sorted(sizes(cfg, NODES), key=lambda mesh: mesh_costs.expected(cfg, NODES, mesh))
     plain = [mesh for mesh in ranked if 16 in (mesh['data'], mesh['fsdp'])]
     chosen = plan.first(ranked, 6)
     assert len(plain) == 2 and not [mesh for mesh in plain if mesh in ranked[:6]]

@@ -24,14 +24,12 @@ import sys
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from jax.sharding import AbstractMesh
-
 from tformer import checks, commands
 from tformer import config as config_lib
+from tformer.commands.mesh_costs import expected, kept_bytes
 from tformer.config import AXES, Config
 from tformer.distributed import devices
 from tformer.distributed.devices import Target
-from tformer.distributed.sharding import Schedule
 from tformer.errors import UserError
 from tformer.layers import kernel_choice
 from tformer.objectives import loss_chunk
@@ -47,13 +45,6 @@ ENVIRONMENT = {'TF_CPP_MIN_LOG_LEVEL': '2'}
 MOST = 8  # along `tensor`, whose products get too small; along `pipeline`, whose stages wait; along `context`
 MOST_EXPERT = 32
 LONG = 8192  # tokens of a row from which it may be split
-# Bytes that a layer's norms and residuals move for each number of the stream, which `tensor` does not split.
-UNSPLIT = 100
-# The time of a parameter's update is that of moving so many bytes: a float32 parameter with its gradient and moments,
-# read and written, and by the compilers of TPUs four times as long.
-UPDATED = {'tpu': 110, 'cuda': 28}
-LAYER = 1.4e-4  # seconds of a layer, forward and back, of however few tokens
-NUMBERS = {'bfloat16': 2, 'float32': 4}  # bytes of a number
 REMATS = (None, 'dots', 'full')  # what is kept for the backward pass, from the most
 # What is chosen beside the mesh's axes.
 CHOICES = ('model.remat', 'train.microbatches', 'model.attention_kernel', 'train.loss_chunk', 'mesh.rules')
@@ -143,85 +134,6 @@ def first(meshes: list[dict[str, int]], most: int) -> list[dict[str, int]]:
     return [mesh for number, mesh in enumerate(chosen) if mesh not in chosen[:number]][:most]
 
 
-def expected(config: Config, target: Target, mesh: dict[str, int]) -> float:
-    """Returns a mesh's expected seconds: products, what it sends, its idle stages, what it reads of weights and stream,
-    what its layers take at least, the update, and what of its state would not fit.
-
-    Bytes are those of a ring, by the parameters and activations that an axis splits (Rajbhandari et al. 2020, section
-    7; Shoeybi et al. 2019, section 3; Narayanan et al. 2021, 2.2; Liu et al. 2023).
-    """
-    model, device, width = config.model, target.device, config.model.emb_dim
-    size = NUMBERS[model.dtype]
-    attention, experts = 4 * width * width, 3 * width * model.mlp_dim
-    weights = sum(_depths(config)) * (attention + experts * (model.num_experts or 1))
-    used = sum(_depths(config)) * (attention + experts * _computed(config, target, mesh['expert']))
-    own = weights / (mesh['tensor'] * mesh['pipeline'] * mesh['expert'])
-    held = own + (model.vocab_size or 0) * width / mesh['tensor']
-    rows = config.train.batch_size / (mesh['data'] * mesh['fsdp'] * mesh['expert'])
-    stream = rows * _numbers_of_a_row(config) / mesh['context'] / mesh['pipeline']
-    keys = stream * mesh['context'] / mesh['tensor'] * (model.num_kv_heads or model.num_heads) / model.num_heads
-    stages, parts = mesh['pipeline'], _parts(config, mesh)
-    ticks, gradient = parts + stages - 1, 2 * size * own / mesh['fsdp']
-    costs = {  # from the axis whose devices are nearest; bytes that a device sends in a step, times n / (n - 1)
-        'tensor': 8 * size * stream,
-        'context': 10 * size * keys + gradient,  # keys and values thrice, and their gradients in float32
-        'expert': 4 * size * stream * model.experts_per_token,
-        'fsdp': 3 * size * own * ticks,
-        'data': gradient,
-        'pipeline': 2 * size * rows * config.data.length / mesh['context'] * width,
-    }
-    near, sent = 1, {}
-    for axis, amount in costs.items():
-        near *= mesh[axis]
-        speed = device.near_bytes if near <= device.near else device.far_bytes
-        sent[axis] = amount * (1 - 1 / mesh[axis]) / speed
-    each = config.train.batch_size / target.count / device.flops['bfloat16']
-    products = 6 * used * config.data.length * each
-    if device.platform == 'cuda':  # a GPU gathers while it multiplies
-        sent['fsdp'] = max(sent['fsdp'] - products, 0)
-    unseen = 9 * _numbers_of_a_row(config) * config.data.length * each if mesh['context'] > 1 else 0  # by causal masks
-    read, updated = 3 * 4 * own * ticks, UPDATED[device.platform] * held / mesh['fsdp']
-    moved = (read + updated + UNSPLIT * stream) / device.bandwidth
-    layers = sum(_depths(config)) / stages * parts  # that a device computes, one part of its rows at a time
-    waits = max(LAYER * layers - products - UNSPLIT * stream / device.bandwidth, 0)
-    idle = (products + unseen) * (stages - 1) / parts + waits * ticks / parts
-    state = 16 * held / mesh['fsdp']
-    return products + sum(sent.values()) + moved + unseen + idle + max(state / device.memory - 0.8, 0) * 1e6
-
-
-def _computed(config: Config, target: Target, ways: int) -> float:
-    """Returns how many experts are computed for a token where devices share them in so many ways: without drops every
-    device has the slots of the worst case, and a GPU multiplies them by each of its experts."""
-    model = config.model
-    if model.num_experts is None or model.expert_dispatch == 'capacity':
-        return 1 if model.num_experts is None else model.experts_per_token * model.expert_capacity
-    own = model.num_experts / ways
-    return ways * min(model.experts_per_token, own) * (own if target.device.platform == 'cuda' else 1)
-
-
-def _parts(config: Config, mesh: dict[str, int]) -> int:
-    """Returns how many parts of a batch pass through the stages one after another."""
-    if mesh['pipeline'] == 1:
-        return 1
-    schedule = Schedule(config.mesh.microbatches, config.mesh.pipeline_repeats)
-    return schedule.parts_of(config.train.batch_size, AbstractMesh(tuple(mesh.values()), tuple(mesh)))
-
-
-def _depths(config: Config) -> tuple[int, int]:
-    """Returns the layers of the encoder and of the decoder that a model has."""
-    model = config.model
-    return model.num_encoder_layers * (model.family != 'decoder'), model.num_decoder_layers * (
-        model.family != 'encoder'
-    )
-
-
-def _numbers_of_a_row(config: Config) -> float:
-    """Returns the size of a row's residual stream, that of all layers together."""
-    encoder, decoder = _depths(config)
-    lengths = encoder * (config.data.encoder_length or config.data.length), decoder * config.data.length
-    return sum(lengths) * config.model.emb_dim
-
-
 # ------------------------------------------------------------------------------------------------ how fast they are
 def lowered(
     spec: str, overrides: dict[str, str], target: Target, config: Config, mesh: dict[str, int]
@@ -243,14 +155,6 @@ def lowered(
         if attempts[-1].fits:
             break
     return attempts
-
-
-def kept_bytes(config: Config, mesh: dict[str, int]) -> float:
-    """Returns about what a device keeps for the backward pass if nothing is computed again, besides attention's scores:
-    17 numbers of the stream's width for each token and layer (Korthikanti et al. 2023, eq. 1 and section 5)."""
-    size = NUMBERS[config.model.dtype]
-    rows = config.train.batch_size / config.train.microbatches
-    return 17 * size * rows * _numbers_of_a_row(config) / math.prod(mesh.values())
 
 
 def variants(config: Config, target: Target, overrides: dict[str, str], best: Attempt) -> list[dict[str, str]]:
