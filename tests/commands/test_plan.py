@@ -105,9 +105,9 @@ def test_what_a_mesh_costs_by_hand():
 
 
 def test_what_splitting_the_length_costs_by_hand():
-    """Keys and values go round a ring thrice, and their gradients once in float32: 10 passes of half the stream's width
-    each, with a quarter of the heads; gradients of parameters are summed; blocks that a causal mask hides are computed,
-    too, half of 18 products of two lengths and the width."""
+    """Keys and values go round a ring thrice, and their gradients once in float32: of each number of the stream ten of
+    two bytes, with a quarter of the heads. Gradients of parameters are summed. Blocks that a causal mask hides are
+    computed, too: half of 18 products of two lengths and the width. An encoder has no such mask."""
     cfg = model(length=8192, rows=16, num_kv_heads=4)
     weights = 24 * (4 * 1024**2 + 3 * 1024 * 4096)
     products = 6 * weights * 16 * 8192 / 16 / 197e12
@@ -117,6 +117,8 @@ def test_what_splitting_the_length_costs_by_hand():
     unseen = 9 * 24 * 16 * 8192**2 * 1024 / 16 / 197e12
     found = mesh_costs.expected(cfg, TPUS, ONE | {'context': 2, 'fsdp': 8})
     assert found == pytest.approx(products + sent / 100e9 + moved / 819e9 + unseen)
+    encoder = model('encoder', length=8192, rows=16, num_kv_heads=4, num_encoder_layers=24)
+    assert found - mesh_costs.expected(encoder, TPUS, ONE | {'context': 2, 'fsdp': 8}) == pytest.approx(unseen)
 
 
 def test_a_gpu_gathers_parameters_beside_its_products():

@@ -7,8 +7,9 @@ python tests/helpers/ahead_vocabulary.py h100:8
 import json
 import sys
 
+import ahead
 from tformer.commands import dry_run, dry_run_report
-from tformer.config import Config, Data, Mesh, Model, Train, override
+from tformer.config import override
 from tformer.distributed import devices
 
 VOCABULARY, WIDTH = 128_256, 512
@@ -18,15 +19,10 @@ def main(device: str) -> None:
     target = devices.Target.parse(device)
     dry_run.pretend(1)
     devices.prepare(target.device.platform)
-    config = Config(
-        model=Model(
-            family='decoder', vocab_size=VOCABULARY, emb_dim=WIDTH, mlp_dim=WIDTH, num_heads=4, num_decoder_layers=1,
-            max_len=8192, position='rope', dropout_rate=0.0, dtype='bfloat16', tied_embeddings=None,
-        ),
-        data=Data(length=8192),
-        train=Train(objective='causal_lm', batch_size=8, num_steps=10),
-        mesh=Mesh(data=1, fsdp=8),
-    )  # fmt: skip
+    sizes = {'vocab_size': VOCABULARY, 'emb_dim': WIDTH, 'num_decoder_layers': 1, 'max_len': 8192}
+    fields = {f'model.{name}': size for name, size in sizes.items()}
+    fields |= {'model.tied_embeddings': None, 'data.length': 8192, 'train.batch_size': 8}
+    config = override(ahead.case('decoder', 'fsdp'), fields)
     shared = {
         'model.family': 'encoder_decoder', 'model.num_encoder_layers': 1, 'model.tied_embeddings': 'all',
         'model.encoder_vocab_size': VOCABULARY, 'data.encoder_length': 8192, 'train.objective': 'seq2seq',

@@ -53,7 +53,8 @@ def expected(config: Config, target: Target, mesh: dict[str, int]) -> float:
     products = 6 * used * config.data.length * each
     if device.platform == 'cuda':  # a GPU gathers while it multiplies
         sent['fsdp'] = max(sent['fsdp'] - products, 0)
-    unseen = 9 * _numbers_of_a_row(config) * config.data.length * each if mesh['context'] > 1 else 0  # by causal masks
+    causal = _depths(config)[1] * width * config.data.length**2  # what a ring computes of it in vain, behind the mask
+    unseen = 9 * causal * each if mesh['context'] > 1 else 0
     read, updated = 3 * 4 * own * ticks, UPDATED[device.platform] * held / mesh['fsdp']
     moved = (read + updated + UNSPLIT * stream) / device.bandwidth
     layers = sum(_depths(config)) / stages * parts  # that a device computes, one part of its rows at a time
