@@ -285,6 +285,9 @@ def _kernel(i: Instruction, c: Computation) -> float:
     said = re.search(r'"cost_estimate":\{[^}]*"flops":"?(\d+)', i.attributes)
     if said:
         return float(said[1])
+    products = re.search(r'op_name="[^"]*\bproducts_(\d+)\b', i.attributes)
+    if products:  # of experts, by Pallas
+        return float(products[1])
     pairs = re.search(r'op_name="[^"]*\bpairs_(\d+)\b[^"]*_(fwd|dq|dkv|dbias)_', i.attributes)
     if (
         pairs

@@ -12,8 +12,11 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from tformer.distributed.sharding import platform
 from tformer.errors import choose
+from tformer.layers import grouped_products
 from tformer.layers.dropout import MaybeScalar, dropout
+from tformer.layers.grouped_products import Blocks
 from tformer.layers.initializers import Initializer, make_initializer
 from tformer.layers.linear import Kernel
 from tformer.layers.mlp import ACTIVATIONS, Activation
@@ -86,7 +89,7 @@ def position_in_expert(expert_RJ: jax.Array, real_R: jax.Array, num_experts: int
     return position_Q.reshape(J, R).T, chosen_QE.sum(0)
 
 
-def reference(expert_RJ: jax.Array, real_R: jax.Array, num_experts: int, factor: float) -> Dispatch:
+def reference(expert_RJ: jax.Array, real_R: jax.Array, num_experts: int, factor: float, ways: int = 1) -> Dispatch:
     """The definition, written down: every expert has a slot for every token, and computes them all."""
     R, num_slots = len(real_R), num_experts * len(real_R)
 
@@ -121,25 +124,31 @@ def capacity(expert_RJ: jax.Array, real_R: jax.Array, num_experts: int, factor: 
     return Dispatch(jnp.where(inside_RJ, expert_RJ * C + position_RJ, num_slots), num_slots, expert_P, product)
 
 
-def dropless(expert_RJ: jax.Array, real_R: jax.Array, num_experts: int, factor: float) -> Dispatch:
+def dropless(expert_RJ: jax.Array, real_R: jax.Array, num_experts: int, factor: float, ways: int = 1) -> Dispatch:
     """Every choice is computed: the slots are sorted by expert (Gale et al. 2023). The capacity factor is not used.
 
     Each expert's slots are rounded up to whole blocks, so that a block has one expert. On CPU the size of a block
     balances the slots wasted by rounding against one copy of a kernel per block, which costs as much as 128 slots.
     """
     R, J = expert_RJ.shape
-    block = max(1, min(R * J, math.isqrt(128 * R * J // num_experts)))
+    if platform() == 'cpu':
+        block = max(1, min(R * J, math.isqrt(128 * R * J // num_experts)))
+    else:
+        block = grouped_products.block_size(R * J, num_experts)
     most = R * min(J, num_experts)  # choices of these experts
     used = min(num_experts, most)
     blocks = used + (most - used) // block  # more cannot be needed
     num_slots = blocks * block
     position_RJ, size_E = position_in_expert(expert_RJ, real_R, num_experts)
-    blocks_E = -(-size_E // block)
-    blocks_E = blocks_E.at[-1].add(blocks - blocks_E.sum())  # the rest are zeros
+    needed_E = -(-size_E // block)
+    blocks_E = needed_E.at[-1].add(blocks - needed_E.sum())  # the rest are zeros
     start_E = (jnp.cumsum(blocks_E) - blocks_E) * block
     expert_M = jnp.repeat(jnp.arange(num_experts), blocks_E, total_repeat_length=blocks)
 
     def product(x_PD: jax.Array, kernel_EDF: jax.Array) -> jax.Array:
+        if grouped_products.serves(platform(), x_PD, kernel_EDF):
+            options = grouped_products.Options(platform(), R * J // ways)
+            return grouped_products.grouped_product(options, x_PD, kernel_EDF, Blocks(expert_M, needed_E))
         ragged = functools.partial(ragged_product, block=block)
         return jax.lax.platform_dependent(x_PD, kernel_EDF, blocks_E, expert_M, cpu=blocked_product, default=ragged)
 
@@ -189,10 +198,10 @@ def feed_forward(
     def project(x: jax.Array, name: str) -> jax.Array:
         kernel, bias = kernels[name]
         y = dispatch.product(x, kernel)
-        if name == 'out' and columns:
-            y = jax.lax.psum(y, columns)
         if bias is None:
             return y
+        if name == 'out' and columns:  # whose parts are summed
+            bias = jnp.where(jax.lax.axis_index(columns) == 0, bias, 0)
         return y + bias.astype(jnp.float32)[dispatch.expert_P].astype(y.dtype)  # its gradient: a sum in float32
 
     h_PF = activation(*[project(x_PD, name) for name in kernels if name != 'out'])
@@ -250,7 +259,7 @@ class Moe(nn.Module):
         split, exchange = expert_exchange.split_over('experts', E), None
         if split == (EXPERT,):
             exchange = method.shared
-        elif not split and expert_exchange.tokens_are_split():
+        elif not split and jax.sharding.get_abstract_mesh().size > 1:
             exchange = method.replicated
         if exchange is not None:
             return expert_exchange.over_devices(functools.partial(mixture, exchange), *arguments)
@@ -275,7 +284,7 @@ class DispatchMethod(NamedTuple):
 
     dispatch_fn: DispatchFn  # assigns the slots
     shared: Exchange  # exchanges tokens between devices that share the experts
-    # on devices that have all experts and their own tokens; None: one dispatch for all, left to XLA
+    # on devices that have all experts, or columns of them, and their own tokens; None: one dispatch, left to XLA
     replicated: Exchange | None
     fields: tuple[str, ...] = ()  # the fields of `Model` that it reads and others do not
     whole_batch: bool = False  # what a token gets depends on the other tokens of the batch

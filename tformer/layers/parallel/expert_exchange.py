@@ -36,7 +36,8 @@ class Dispatch(NamedTuple):
     product: Callable[[jax.Array, jax.Array], jax.Array]  # (x_PD, kernel_EDF) -> y_PF, each slot by its expert
 
 
-DispatchFn = Callable[..., Dispatch]  # (expert_RJ, real_R, number of experts) -> its slots
+# (expert_RJ, real_R, number of experts, ways=number of devices that share all experts) -> their slots
+DispatchFn = Callable[..., Dispatch]
 ExpertFn = Callable[[jax.Array, Dispatch], jax.Array]  # (x_PD, dispatch) -> y_PD, each slot through its expert
 Exchange = Callable[[Tokens, DispatchFn, int, ExpertFn], jax.Array]  # (tokens, ..., number of experts, ...) -> y_RD
 Kernels = dict[str, tuple[jax.Array, jax.Array | None]]  # `in_0`, ..., `out`: kernel and bias, of all experts
@@ -45,10 +46,46 @@ DropoutDraw = tuple[float | jax.Array, jax.Array] | None  # dropout's rate and k
 
 def combine(tokens: Tokens, dispatch: Dispatch, expert_fn: ExpertFn) -> jax.Array:
     """Returns the weighted sum of the experts' outputs for each token, float32 [R, D]."""
-    x_RJD = jnp.broadcast_to(tokens.x_RD[:, None], (*dispatch.slot_RJ.shape, tokens.x_RD.shape[-1]))
-    x_PD = jnp.zeros((dispatch.num_slots, x_RJD.shape[-1]), x_RJD.dtype).at[dispatch.slot_RJ].add(x_RJD, mode='drop')
-    y_RJD = expert_fn(x_PD, dispatch).at[dispatch.slot_RJ].get(mode='fill', fill_value=0)
-    return (y_RJD.astype(jnp.float32) * tokens.weight_RJ[..., None]).sum(1)
+    (R, J), slot_RJ = dispatch.slot_RJ.shape, dispatch.slot_RJ
+    choice_P = jnp.full(dispatch.num_slots, R * J).at[slot_RJ.ravel()].set(jnp.arange(R * J), mode='drop')
+    y_PD = expert_fn(_to_slots(tokens.x_RD, slot_RJ, choice_P // J), dispatch)
+    return _weighted(y_PD, tokens.weight_RJ, slot_RJ, choice_P)
+
+
+@jax.checkpoint  # the backward pass keeps y_PD alone
+def _weighted(y_PD: jax.Array, weight_RJ: jax.Array, slot_RJ: jax.Array, choice_P: jax.Array) -> jax.Array:
+    return (_to_choices(y_PD, slot_RJ, choice_P).astype(jnp.float32) * weight_RJ[..., None]).sum(1)
+
+
+@jax.custom_vjp
+def _to_slots(x_RD: jax.Array, slot_RJ: jax.Array, token_P: jax.Array) -> jax.Array:
+    """Returns x_PD, the token of each slot, 0 where there is none. Like `_to_choices` it reads rows in both directions,
+    where XLA would add up rows that are written anywhere."""
+    return _rows(x_RD, token_P)
+
+
+_to_slots.defvjp(
+    lambda x_RD, slot_RJ, token_P: (_to_slots(x_RD, slot_RJ, token_P), slot_RJ),
+    lambda slot_RJ, dx_PD: (_rows(dx_PD, slot_RJ).sum(1), None, None),
+)
+
+
+@jax.custom_vjp
+def _to_choices(y_PD: jax.Array, slot_RJ: jax.Array, choice_P: jax.Array) -> jax.Array:
+    """Returns y_RJD, the slot of each choice, 0 where it is dropped."""
+    return _rows(y_PD, slot_RJ)
+
+
+_to_choices.defvjp(
+    lambda y_PD, slot_RJ, choice_P: (_to_choices(y_PD, slot_RJ, choice_P), choice_P),
+    lambda choice_P, dy_RJD: (_rows(dy_RJD.reshape(-1, dy_RJD.shape[-1]), choice_P), None, None),
+)
+
+
+def _rows(x: jax.Array, numbers: jax.Array) -> jax.Array:
+    """Returns the rows of these numbers, 0 where a number is beyond the last."""
+    found: jax.Array = x.at[numbers].get(mode='fill', fill_value=0)
+    return found
 
 
 # ------------------------------------------------------------------------------------------------ with all experts
@@ -82,13 +119,13 @@ def gathered(tokens: Tokens, dispatch_fn: DispatchFn, num_experts: int, expert_f
     numbers with n devices, the least for a program of fixed shapes, where even choices would need R J D. The number of
     slots is that of the worst case too: n R min(J, E / n).
     """
-    own = num_experts // jax.lax.axis_size(EXPERT)
-    dtype = tokens.x_RD.dtype
+    ways = jax.lax.axis_size(EXPERT)
+    own, dtype = num_experts // ways, tokens.x_RD.dtype
     tokens = jax.tree.map(lambda x: jax.lax.all_gather(x, EXPERT, tiled=True), tokens)
     expert_RJ = tokens.expert_RJ - jax.lax.axis_index(EXPERT) * own
     tokens = tokens._replace(expert_RJ=jnp.where(expert_RJ < 0, own, expert_RJ))
-    y_RD = local(tokens, dispatch_fn, own, expert_fn).astype(dtype)
-    return jax.lax.psum_scatter(y_RD, EXPERT, tiled=True)
+    dispatch = dispatch_fn(tokens.expert_RJ, tokens.real_R, own, ways=ways)
+    return jax.lax.psum_scatter(combine(tokens, dispatch, expert_fn).astype(dtype), EXPERT, tiled=True)
 
 
 # ------------------------------------------------------------------------------------------------ the mesh
@@ -100,11 +137,6 @@ def split_over(name: str, size: int) -> tuple[str, ...]:
     return axes if ways > 1 and size % ways == 0 else ()
 
 
-def tokens_are_split() -> bool:
-    """Returns whether the mesh splits the tokens between devices."""
-    return any(jax.sharding.get_abstract_mesh().shape.get(axis, 1) > 1 for axis in TOKENS)
-
-
 def over_devices(
     function: Callable[..., jax.Array], kernels: Kernels, tokens: Tokens, dropout_draw: DropoutDraw
 ) -> jax.Array:
@@ -112,7 +144,7 @@ def over_devices(
 
     Every mesh axis is manual inside; XLA gathers the parts of the kernels that `fsdp` splits on the way in.
 
-    `columns` are the mesh axes that split F, over which `function` sums its outputs. The axes [B, T, ...] of `tokens`
+    `columns` are the mesh axes that split F, over which the outputs are summed. The axes [B, T, ...] of `tokens`
     are padded to sizes that the mesh divides. Each device folds its place in the mesh into dropout's key.
     """
     mesh = jax.sharding.get_abstract_mesh()
@@ -129,7 +161,9 @@ def over_devices(
         if dropout_draw is not None:
             rate, key = dropout_draw
             dropout_draw = rate, jax.random.fold_in(key, jax.lax.axis_index((*rows, 'context', *columns)))
-        return function(kernels, tokens, dropout_draw, columns)
+        own = tokens._replace(x_RD=jax.lax.pcast(tokens.x_RD, columns, to='varying'))  # its gradient is summed here
+        y_BTD = function(kernels, own, dropout_draw, columns)
+        return jax.lax.psum(y_BTD, columns) if columns else y_BTD
 
     run = jax.shard_map(
         part,
