@@ -81,6 +81,14 @@ def test_a_device_holds_its_share_and_nothing_gathers_all_parameters(programs, m
         assert gathered < 0.1 * alone['held']['parameters']
 
 
+@pytest.mark.parametrize('family', ahead.OBJECTIVES)
+def test_each_token_is_multiplied_by_its_own_experts_alone(programs, family):
+    """Of eight there are two, in three products each; XLA by itself multiplies by all eight."""
+    row = programs['expert', family]
+    assert row['flops'] < 1.2 * row['model_flops']
+    assert sum(count for name, count in row['kernels'].items() if 'grouped' in name or 'triton' in name) >= 6 * 4
+
+
 @pytest.fixture(scope='module')
 def slices():
     """The figures of two slices, by family."""

@@ -134,26 +134,31 @@ def test_a_gpu_gathers_parameters_beside_its_products():
 
 
 @pytest.mark.parametrize(
-    ('target', 'dispatch', 'ways', 'computed'),
+    ('dispatch', 'ways', 'computed', 'slots'),
     [
-        ('v5e:4x4', 'dropless', 1, 2),
-        ('v5e:4x4', 'dropless', 2, 4),  # all tokens of two devices may choose the same
-        ('v5e:4x4', 'dropless', 8, 8),  # the one expert of a device, for all tokens of eight
-        ('h100:16', 'dropless', 1, 16),
-        ('h100:16', 'dropless', 8, 8),
-        ('h100:16', 'capacity', 8, 2.5),
-        ('v5e:4x4', 'capacity', 1, 2.5),
+        ('dropless', 1, 2, 2),
+        ('dropless', 2, 2, 4),  # all tokens of two devices may choose the same
+        ('dropless', 8, 2, 8),  # the one expert of a device, for all tokens of eight
+        ('capacity', 8, 2.5, 2.5),
+        ('capacity', 1, 2.5, 2.5),
     ],
 )
-def test_how_many_experts_are_computed_for_a_token(monkeypatch, target, dispatch, ways, computed):
-    """Of eight, two for each token."""
+@pytest.mark.parametrize('target', ['v5e:4x4', 'h100:16'])
+def test_experts_are_computed_for_tokens_and_hidden_vectors_are_of_all_slots(
+    monkeypatch, target, dispatch, ways, computed, slots
+):
+    """Of eight, two for each token; of each empty slot 90 bytes are moved for each of 4,096 numbers on a GPU."""
     cfg, target = model(num_experts=8, expert_dispatch=dispatch), Target.parse(target)
     mesh = ONE | {'expert': ways, 'data': 16 // ways}
     one = 6 * 24 * 3 * 1024 * 4096 * 64 * 1024 / 16 / target.device.flops['bfloat16']
+    slot = 24 * 64 * 1024 / 16 * 4096 * mesh_costs.SLOT[target.device.platform] / target.device.bandwidth
     monkeypatch.setattr(mesh_costs, 'LAYER', 0)
     found = mesh_costs.expected(cfg, target, mesh)
     monkeypatch.setattr(mesh_costs, '_computed', lambda *_: computed + 1)
+    monkeypatch.setattr(mesh_costs, '_slots', lambda *_: slots + 1)
     assert mesh_costs.expected(cfg, target, mesh) - found == pytest.approx(one, rel=1e-4)
+    monkeypatch.setattr(mesh_costs, '_slots', lambda *_: slots + 2)
+    assert mesh_costs.expected(cfg, target, mesh) - found == pytest.approx(one + slot, rel=1e-4)
 
 
 def test_a_layer_takes_a_least_time_however_few_tokens_it_has(monkeypatch):

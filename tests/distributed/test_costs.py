@@ -273,6 +273,8 @@ KERNELS = {  # B, N, T, S; H is 16
     ),
     '%splash.3 = bf16[2,8,4,16]{3,2,1,0} custom-call(%q), custom_call_target="tpu_custom_call", '
     'backend_config={"cost_estimate":{"flops":"1234","transcendentals":"5"}}': (1234, {'tpu_custom_call splash': 1}),
+    '%p = bf16[2,8,4,16]{3,2,1,0} custom-call(%q), custom_call_target="__gpu$xla.gpu.triton", '
+    'metadata={op_name="jit(step)/mlp/products_5678/grouped_product/pallas_call"}': (5678, {'__gpu$xla.gpu.triton': 1}),
     '%c = bf16[2,8,4,16]{3,2,1,0} custom-call(%q), custom_call_target="AllocateBuffer"': (0, {}),
 }
 

@@ -13,6 +13,9 @@ UNSPLIT = 100
 # The time of a parameter's update is that of moving so many bytes: a float32 parameter with its gradient and moments,
 # read and written, and by the compilers of TPUs four times as long.
 UPDATED = {'tpu': 110, 'cuda': 28}
+# Bytes that a layer moves for each number of a slot's hidden vector, whether or not the slot holds a token; by the
+# compilers.
+SLOT = {'tpu': 240, 'cuda': 90}
 LAYER = 1.4e-4  # seconds of a layer, forward and back, of however few tokens
 NUMBERS = {'bfloat16': 2, 'float32': 4}  # bytes of a number
 
@@ -28,7 +31,7 @@ def expected(config: Config, target: Target, mesh: dict[str, int]) -> float:
     size = NUMBERS[model.dtype]
     attention, experts = 4 * width * width, 3 * width * model.mlp_dim
     weights = sum(_depths(config)) * (attention + experts * (model.num_experts or 1))
-    used = sum(_depths(config)) * (attention + experts * _computed(config, target, mesh['expert']))
+    used = sum(_depths(config)) * (attention + experts * _computed(config))
     own = weights / (mesh['tensor'] * mesh['pipeline'] * mesh['expert'])
     held = own + (model.vocab_size or 0) * width / mesh['tensor']
     rows = config.train.batch_size / (mesh['data'] * mesh['fsdp'] * mesh['expert'])
@@ -56,7 +59,8 @@ def expected(config: Config, target: Target, mesh: dict[str, int]) -> float:
     causal = _depths(config)[1] * width * config.data.length**2  # what a ring computes of it in vain, behind the mask
     unseen = 9 * causal * each if mesh['context'] > 1 else 0
     read, updated = 3 * 4 * own * ticks, UPDATED[device.platform] * held / mesh['fsdp']
-    moved = (read + updated + UNSPLIT * stream) / device.bandwidth
+    empty = stream / width * model.mlp_dim / mesh['tensor'] * (_slots(config, mesh['expert']) - _computed(config))
+    moved = (read + updated + UNSPLIT * stream + SLOT[device.platform] * empty) / device.bandwidth
     layers = sum(_depths(config)) / stages * parts  # that a device computes, one part of its rows at a time
     waits = max(LAYER * layers - products - UNSPLIT * stream / device.bandwidth, 0)
     idle = (products + unseen) * (stages - 1) / parts + waits * ticks / parts
@@ -64,14 +68,21 @@ def expected(config: Config, target: Target, mesh: dict[str, int]) -> float:
     return products + sum(sent.values()) + moved + unseen + idle + max(state / device.memory - 0.8, 0) * 1e6
 
 
-def _computed(config: Config, target: Target, ways: int) -> float:
-    """Returns how many experts are computed for a token where devices share them in so many ways: without drops every
-    device has the slots of the worst case, and a GPU multiplies them by each of its experts."""
+def _computed(config: Config) -> float:
+    """Returns how many experts are computed for a token."""
+    model = config.model
+    if model.num_experts is None:
+        return 1
+    return model.experts_per_token * (model.expert_capacity if model.expert_dispatch == 'capacity' else 1)
+
+
+def _slots(config: Config, ways: int) -> float:
+    """Returns how many slots there are for a token where devices share experts in so many ways: without drops every
+    device has those of the worst case."""
     model = config.model
     if model.num_experts is None or model.expert_dispatch == 'capacity':
-        return 1 if model.num_experts is None else model.experts_per_token * model.expert_capacity
-    own = model.num_experts / ways
-    return ways * min(model.experts_per_token, own) * (own if target.device.platform == 'cuda' else 1)
+        return _computed(config)
+    return ways * min(model.experts_per_token, model.num_experts / ways)
 
 
 def _parts(config: Config, mesh: dict[str, int]) -> int:
