@@ -9,7 +9,8 @@ import pytest
 import accelerator
 from comparing import errors
 from grouped_cases import by_hand, make, run
-from tformer.layers.grouped_products import PLATFORMS, Options, grouped_product
+from tformer.layers.grouped_blocks import Options
+from tformer.layers.grouped_products import PLATFORMS, grouped_product
 
 pytestmark = pytest.mark.accelerator
 

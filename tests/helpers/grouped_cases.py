@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tformer.layers.grouped_products import Blocks
+from tformer.layers.grouped_blocks import Blocks
 
 
 def make(counts, size, widths, empty=0, dtype='float32', behind=0.0):

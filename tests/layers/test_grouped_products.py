@@ -14,7 +14,8 @@ from grouped_cases import by_hand, make, run
 from tformer.config import Mesh, Model
 from tformer.distributed import sharding
 from tformer.layers import grouped_products, moe
-from tformer.layers.grouped_products import Options, block_size, grouped_product
+from tformer.layers.grouped_blocks import Options
+from tformer.layers.grouped_products import block_size, grouped_product
 from tformer.layers.moe import Moe
 from tformer.layers.resolved import resolve_model
 

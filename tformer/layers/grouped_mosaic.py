@@ -2,15 +2,14 @@
 
 import functools
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-if TYPE_CHECKING:
-    from tformer.layers.grouped_products import Blocks, Options
+from tformer.layers.grouped_blocks import Blocks, Options
 
 WIDTH = 128  # divides the widths of kernels
 PART = 2**22  # bytes of the part of a kernel that a step has
@@ -18,7 +17,7 @@ SUMS = 512  # rows and columns, at most, of the part of a gradient that steps ad
 MEMORY = 2**26  # bytes, of which the arrays of two steps may take so many
 
 
-def multiply(options: 'Options', x: jax.Array, kernel_EDF: jax.Array, blocks: 'Blocks', turned: bool) -> jax.Array:
+def multiply(options: Options, x: jax.Array, kernel_EDF: jax.Array, blocks: Blocks, turned: bool) -> jax.Array:
     """Returns the products of slots [P, D] or, if `turned`, [P, F] with their kernels or these turned."""
     _, D, F = kernel_EDF.shape
     (slots, depth), width = x.shape, D if turned else F
@@ -42,9 +41,7 @@ def multiply(options: 'Options', x: jax.Array, kernel_EDF: jax.Array, blocks: 'B
     )
 
 
-def gradient(
-    options: 'Options', x_PD: jax.Array, dy_PF: jax.Array, blocks: 'Blocks', kernel_EDF: jax.Array
-) -> jax.Array:
+def gradient(options: Options, x_PD: jax.Array, dy_PF: jax.Array, blocks: Blocks, kernel_EDF: jax.Array) -> jax.Array:
     """Returns the gradient of kernels, the sums over slots of x times dy; 0 for experts without a block."""
     _, D, F = kernel_EDF.shape
     size, rows, columns = len(x_PD) // len(blocks.expert_M), _part(D, SUMS), _part(F, SUMS)
@@ -76,12 +73,12 @@ def _part(width: int, most: int) -> int:
 
 
 def _call(
-    options: 'Options',
+    options: Options,
     kernel: Any,
     *,
     grid: tuple[int, ...],
     arrays: tuple[jax.Array, jax.Array],
-    blocks: 'Blocks',
+    blocks: Blocks,
     in_specs: Any,
     out_spec: Any,
     shape: tuple[int, ...],

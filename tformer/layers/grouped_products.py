@@ -9,35 +9,22 @@ Shape letters as in moe.py: P slots, M blocks of slots, E experts.
 import contextlib
 import functools
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
 from tformer.layers import grouped_mosaic, grouped_triton
+from tformer.layers.grouped_blocks import Blocks, Options
 from tformer.layers.parallel.each_device import free_axes
 
 LEAST, MOST = 16, 128  # slots of a block
 PLATFORMS: dict[str, Any] = {'gpu': grouped_triton, 'tpu': grouped_mosaic}
 
 
-class Blocks(NamedTuple):
-    """Equally long blocks of slots, which belong to one expert each: first those of the first expert."""
-
-    expert_M: jax.Array  # the expert of each block
-    count_E: jax.Array  # the blocks of each expert; those behind them hold no token
-
-
-class Options(NamedTuple):
-    """A product besides its arrays."""
-
-    platform: str  # a key of PLATFORMS
-    slots: int  # those that hold a token where all experts have equally many, for distributed.costs
-    interpret: bool = False
-
-
 def block_size(choices: int, num_experts: int) -> int:
     """Returns the slots of a block: a power of two, of which an expert with its share of the choices fills four."""
-    return max(LEAST, min(MOST, 2 ** (choices // (4 * num_experts)).bit_length() // 2))
+    fourth = max(choices // (4 * num_experts), 1)
+    return max(LEAST, min(MOST, 2 ** (fourth.bit_length() - 1)))
 
 
 def serves(platform: str, x_PD: jax.Array, kernel_EDF: jax.Array) -> bool:

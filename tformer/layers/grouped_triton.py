@@ -1,22 +1,21 @@
 """Grouped products on GPUs, in Triton: a program makes one tile of the result."""
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-if TYPE_CHECKING:
-    from tformer.layers.grouped_products import Blocks, Options
+from tformer.layers.grouped_blocks import Blocks, Options
 
 WIDTH = 64  # divides the widths of kernels
 DEPTH = 128  # bytes of a row of a tile that is added up
 GROUP = 8  # tiles of slots whose programs run next to each other, so that they find their operands in the cache
 
 
-def multiply(options: 'Options', x: jax.Array, kernel_EDF: jax.Array, blocks: 'Blocks', turned: bool) -> jax.Array:
+def multiply(options: Options, x: jax.Array, kernel_EDF: jax.Array, blocks: Blocks, turned: bool) -> jax.Array:
     """Returns the products of slots [P, D] or, if `turned`, [P, F] with their kernels or these turned."""
     _, D, F = kernel_EDF.shape
     slots, width = len(x), D if turned else F
@@ -27,9 +26,7 @@ def multiply(options: 'Options', x: jax.Array, kernel_EDF: jax.Array, blocks: 'B
     return _call(options, kernel, tile, (x, kernel_EDF, blocks.expert_M, used_1), (slots, width), slots // size)
 
 
-def gradient(
-    options: 'Options', x_PD: jax.Array, dy_PF: jax.Array, blocks: 'Blocks', kernel_EDF: jax.Array
-) -> jax.Array:
+def gradient(options: Options, x_PD: jax.Array, dy_PF: jax.Array, blocks: Blocks, kernel_EDF: jax.Array) -> jax.Array:
     """Returns the gradient of kernels, the sums over slots of x times dy; 0 for experts without a block."""
     E, D, F = kernel_EDF.shape
     size = len(x_PD) // len(blocks.expert_M)
@@ -45,7 +42,7 @@ def _tile(width: int) -> int:
 
 
 def _call(
-    options: 'Options', kernel: Any, tile: tuple[int, int], arrays: Any, shape: tuple[int, ...], rows: int
+    options: Options, kernel: Any, tile: tuple[int, int], arrays: Any, shape: tuple[int, ...], rows: int
 ) -> jax.Array:
     """Returns what programs make, of so many rows of tiles each."""
     from jax.experimental.pallas import triton as gpu  # slow to import

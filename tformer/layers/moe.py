@@ -16,7 +16,7 @@ from tformer.distributed.sharding import platform
 from tformer.errors import choose
 from tformer.layers import grouped_products
 from tformer.layers.dropout import MaybeScalar, dropout
-from tformer.layers.grouped_products import Blocks
+from tformer.layers.grouped_blocks import Blocks, Options
 from tformer.layers.initializers import Initializer, make_initializer
 from tformer.layers.linear import Kernel
 from tformer.layers.mlp import ACTIVATIONS, Activation
@@ -147,7 +147,7 @@ def dropless(expert_RJ: jax.Array, real_R: jax.Array, num_experts: int, factor: 
 
     def product(x_PD: jax.Array, kernel_EDF: jax.Array) -> jax.Array:
         if grouped_products.serves(platform(), x_PD, kernel_EDF):
-            options = grouped_products.Options(platform(), R * J // ways)
+            options = Options(platform(), R * J // ways)
             return grouped_products.grouped_product(options, x_PD, kernel_EDF, Blocks(expert_M, needed_E))
         ragged = functools.partial(ragged_product, block=block)
         return jax.lax.platform_dependent(x_PD, kernel_EDF, blocks_E, expert_M, cpu=blocked_product, default=ragged)
