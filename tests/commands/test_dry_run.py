@@ -105,7 +105,7 @@ def test_fsdp_gathers_each_layer_forward_and_again_backward():
     assert memory.argument_size_in_bytes <= 1.05 * 3 * held + run.held['batch'] + 4096
     assert memory.argument_size_in_bytes < run.peak
     said = dry_run_report.describe(run)
-    assert said.startswith('\ntrain step on cpu:8 (fsdp 8), rules fsdp_tp, compiled in ')
+    assert said.startswith('\ntrain step of 16 rows on cpu:8 (fsdp 8), rules fsdp_tp, compiled in ')
     assert re.search(r'\n  all-gather +fsdp +[\d,]+ +[\d,.]+ (GiB|B) +0%\n', said)
     assert 'MFU' not in said  # a CPU has no published peak
     figures = json.loads(json.dumps(dry_run_report.figures(run)))
@@ -134,8 +134,9 @@ def test_a_pipeline_is_compiled_as_a_pipeline():
 
 
 def test_generation_is_compiled_as_two_programs():
-    """Of a prompt of 16 tokens but its last, without logits, and of that one with its logits."""
-    cfg = config.override(small(mesh={'data': 8}), {'decode.max_len': 16})
+    """Of a prompt of 16 tokens but its last, without logits, and of that one with its logits; a device has 2 of the 15
+    texts that are written together, one of them none."""
+    cfg = config.override(small(mesh={'data': 8}), {'decode.max_len': 16, 'decode.batch_size': 15})
     prefill, step = (dry_run.compile_program(name, cfg, CPUS) for name in ('prefill', 'decode step'))
     rows, weights, pairs = 2, LAYERS * LAYER, 2 * LAYERS * D * 32  # of 16 + 16 slots
     assert costs.flops(step.program) == rows * 2 * (weights + D * V + pairs)
@@ -178,14 +179,18 @@ TPU_SAYS = (
 def test_a_program_that_is_too_large_is_refused_in_a_line_that_says_what_would_help():
     cfg = small(num_decoder_layers=12, vocab_size=50257)
     cfg = config.override(cfg, {'data.length': 1024, 'model.max_len': 1024, 'train.loss_chunk': None})
-    said = str(out_of_memory.refusal(cfg, Target('v5e', (2, 4)), TPU_SAYS, None))
+    said = str(out_of_memory.refusal(cfg, Target('v5e', (2, 4)), TPU_SAYS, None, True))
     assert said == (
         'v5e:2x4: the program needs 21.30G of the 15.75G that a device has; the largest: 4.50G f32[12,8,12,1024,1024] '
         '(DecoderOnly/decoder/stack/dynamic_update_slice), 1.53G f32[8,1024,50257] (DecoderOnly/head/embed.logits/'
         'dot_general); '
         'lower it by model.attention_kernel, model.remat, train.loss_chunk, train.microbatches, mesh.fsdp, mesh.tensor'
     )
-    assert 'the compiler failed: INTERNAL: no idea' in str(out_of_memory.refusal(cfg, CPUS, 'INTERNAL: no\nidea', None))
+    failed = str(out_of_memory.refusal(cfg, CPUS, 'INTERNAL: no\nidea', None, True))
+    assert 'the compiler failed: INTERNAL: no idea' in failed
+    cfg = config.override(cfg, {'decode.cache_quantization': 'int8'})
+    said = str(out_of_memory.refusal(cfg, Target('v5e', (2, 4)), TPU_SAYS, None, False))
+    assert said.endswith('; lower it by decode.batch_size, decode.prefill_chunk, mesh.data, mesh.tensor')
 
 
 def test_where_the_compiler_names_no_array_the_largest_of_the_traced_program_stand_for_them():
@@ -195,7 +200,7 @@ def test_where_the_compiler_names_no_array_the_largest_of_the_traced_program_sta
 
     traced = jax.jit(lambda x: jax.lax.scan(layer, x, length=3)).trace(jax.ShapeDtypeStruct((2048, 64), 'float32'))
     said = 'RESOURCE_EXHAUSTED: the total memory required for HLO temporaries (16.14G) exceeds available HBM (15.75G).'
-    found = str(out_of_memory.refusal(small(), Target('v5e', (2, 4)), said, traced.jaxpr))
+    found = str(out_of_memory.refusal(small(), Target('v5e', (2, 4)), said, traced.jaxpr, True))
     start = 'v5e:2x4: the program needs 16.14G of the 15.75G that a device has; the largest of all devices together: '
     assert found.startswith(f'{start}0.02G float32[2048,2048] (scores/dot_general), ')
 
@@ -247,7 +252,7 @@ def test_the_command_on_64_devices():
     assert told.startswith('compiling the train step for 64 x CPU ...\ncompiled in ') and told.count('\n') == 2
     assert json.loads(said[: said.index('\n}\n') + 2])['mesh']['fsdp'] == 4
     assert 'decoder.stack.layers.mlp.out.kernel' in said
-    assert '\ntrain step on cpu:64 (data 4 x fsdp 4 x tensor 4), rules fsdp_tp' in said
+    assert '\ntrain step of 32 rows on cpu:64 (data 4 x fsdp 4 x tensor 4), rules fsdp_tp' in said
     for kind, axes in (('all-gather', 'fsdp'), ('all-reduce', 'tensor'), ('all-reduce', 'data')):
         assert re.search(rf'\n  {kind} +{axes} +[\d,]+ +[\d,.]+ (GiB|B) +\d+%\n', said), (kind, axes)
     found = re.search(r'one device +(\S+)\n +model FLOPs, all devices +(\S+)  (\d+)% of those computed', said)

@@ -33,6 +33,7 @@ from tformer.training import flops, setup
 from tformer.training.dummy_batch import assumed, one_row
 from tformer.training.program import Program, make_program, placed_shapes
 
+TRAIN_STEP = 'train step'
 MOST_CPUS = 4096  # JAX takes five seconds to start with them, and minutes with four times as many
 
 # The CPU's machine code never runs, so it need not be fast; partitioning and fusion stay the same.
@@ -47,6 +48,7 @@ class DryRun:
     config: Config  # resolved
     target: Target
     mesh: Mesh  # of the devices
+    rows: int  # of a batch
     held: dict[str, float]  # the bytes of one device's arguments, by what they are; those on the host are among them
     asked: float  # the operations that the model needs of all devices; 0 if not counted
     executable: jax.stages.Compiled
@@ -141,7 +143,7 @@ def compile_program(name: str, config: Config, target: Target) -> DryRun:
     """
     config = assumed(config)
     mesh = make_mesh(config, target)
-    batch = abstract_batch(config, mesh)
+    batch = abstract_batch(config, mesh, training=name == TRAIN_STEP)
     with sharding.placed(mesh, config.mesh):
         if target.jax_platform == 'gpu' and kernel_choice.pick(config.model, 'gpu') == 'cudnn':
             devices.find_cudnn()
@@ -152,10 +154,12 @@ def compile_program(name: str, config: Config, target: Target) -> DryRun:
         try:
             executable = traced.lower().compile(QUICKLY if target.device.platform == 'cpu' else None)
         except jax.errors.JaxRuntimeError as error:
-            raise out_of_memory.refusal(config, target, str(error), traced.jaxpr) from error
-    asked = flops.step_flops(config, program.abstract.params, batch, program.teacher) if name == 'train step' else 0.0
+            raise out_of_memory.refusal(config, target, str(error), traced.jaxpr, name == TRAIN_STEP) from error
+    asked = flops.step_flops(config, program.abstract.params, batch, program.teacher) if name == TRAIN_STEP else 0.0
     held = {kind: float(flops.device_bytes(tree)) for kind, tree in held.items()}
-    return DryRun(name, config, target, mesh, held, asked, executable, time.perf_counter() - began)
+    return DryRun(
+        name, config, target, mesh, len(batch['inputs']), held, asked, executable, time.perf_counter() - began
+    )
 
 
 def check_fits(run: DryRun) -> None:
@@ -167,7 +171,7 @@ def check_fits(run: DryRun) -> None:
             for shape, place, size in traffic.largest(run.program, 3)
         ]
         needed, there = (f'{size / 2**30:.2f}G' for size in (run.peak, limit))
-        raise UserError(out_of_memory.line(run.config, run.target, needed, there, '', arrays))
+        raise UserError(out_of_memory.line(run.config, run.target, needed, there, '', arrays, run.name == TRAIN_STEP))
 
 
 def _train_step(program: Program, state: Any, batch: Any) -> tuple[jax.stages.Traced, dict[str, Any]]:
@@ -257,17 +261,20 @@ def _decode_step(program: Program, state: Any, batch: Any) -> tuple[jax.stages.T
 
 
 PROGRAMS: dict[str, Callable[[Program, Any, Any], tuple[jax.stages.Traced, dict[str, Any]]]] = {
-    'train step': _train_step,
+    TRAIN_STEP: _train_step,
     'prefill': _prefill,
     'decode step': _decode_step,
 }
 
 
-def abstract_batch(config: Config, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns a full batch of abstract arrays, with as many rows as training on `mesh` has."""
-    multiple = setup.row_multiple(config, None, mesh)
-    rows, place = config.train.batch_size, sharding.batch_sharding(mesh)
-    if multiple is not None and config.data.batch_tokens is not None:
+def abstract_batch(config: Config, mesh: Mesh, *, training: bool) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns a full batch of abstract arrays, with as many rows as training on `mesh` has, or generation."""
+    multiple, place = setup.row_multiple(config, None, mesh), sharding.batch_sharding(mesh)
+    rows = config.train.batch_size
+    if not training:
+        together = sharding.row_multiple(mesh, config.mesh)
+        rows = -(-config.decode.batch_size // together) * together
+    elif multiple is not None and config.data.batch_tokens is not None:
         rows = max(config.data.batch_tokens // config.data.length // multiple, 1) * multiple
     one = one_row(config)
     if BATCHING[config.data.batching].packs:

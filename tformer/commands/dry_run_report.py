@@ -5,7 +5,7 @@ import math
 import sys
 from typing import Any
 
-from tformer.commands.dry_run import DryRun, compile_program
+from tformer.commands.dry_run import TRAIN_STEP, DryRun, compile_program
 from tformer.config import Config
 from tformer.data.batches.packing import BATCHING
 from tformer.distributed import costs, hlo, traffic
@@ -29,7 +29,7 @@ def describe(run: DryRun) -> str:
     unknown = hlo.unknown_loops(run.program)
     sections = [
         '',
-        f'{run.name} on {run.target} ({axes}), rules {run.config.mesh.rules}, compiled in {run.seconds:.0f} s',
+        f'{run.name} of {run.rows:,} rows on {run.target} ({axes}), rules {run.config.mesh.rules}, compiled in {run.seconds:.0f} s',
         *_memory(run),
         *_collectives(run.collectives),
         *_kernels(run),
@@ -79,7 +79,7 @@ def _collectives(found: list[costs.Collective]) -> list[str]:
 
 def _kernels(run: DryRun) -> list[str]:
     found, model = costs.kernels(run.program), run.config.model
-    packed = run.name == 'train step' and BATCHING[run.config.data.batching].packs  # texts are decoded one a row
+    packed = run.name == TRAIN_STEP and BATCHING[run.config.data.batching].packs  # texts are decoded one a row
     attention = [] if model.recurrence else [kernel_choice.described(model, run.target.jax_platform, packed=packed)]
     listed = ['kernels', *(f'  {name:<50} {count:>9,}' for name, count in found.items())] if found else []
     return attention + listed

@@ -13,7 +13,7 @@ from tformer.errors import UserError
 from tformer.objectives import loss_chunk
 
 
-def refusal(config: Config, target: Target, said: str, jaxpr: Any) -> UserError:
+def refusal(config: Config, target: Target, said: str, jaxpr: Any, training: bool) -> UserError:
     """Returns one line of what a compiler says that refuses a program for its memory; else what it says.
 
     The largest arrays are those that the compiler names, else those of all devices together in the traced program.
@@ -27,15 +27,21 @@ def refusal(config: Config, target: Target, said: str, jaxpr: Any) -> UserError:
     arrays = [(f'{size} {shape}', hlo.place(operation), hlo.dims(shape)) for size, operation, shape in listed]
     whole = '' if arrays else ' of all devices together'
     arrays = arrays or [(f'{_size(x)} {x.str_short()}', place, x.shape) for x, place in _largest(jaxpr)]
-    return UserError(line(config, target, found[1], found[2], whole, arrays[:3]))
+    return UserError(line(config, target, found[1], found[2], whole, arrays[:3], training))
 
 
 def line(
-    config: Config, target: Target, needed: str, limit: str, whole: str, arrays: list[tuple[str, str, tuple[int, ...]]]
+    config: Config,
+    target: Target,
+    needed: str,
+    limit: str,
+    whole: str,
+    arrays: list[tuple[str, str, tuple[int, ...]]],
+    training: bool,
 ) -> str:
     """Returns the line of a program that needs more than the limit; `arrays` are in words, with places and sizes."""
     named = ', '.join(f'{array} ({place})' for array, place, _ in arrays)
-    cures = advice(config, [sizes for _, _, sizes in arrays])
+    cures = advice(config, [sizes for _, _, sizes in arrays], training)
     return (
         f'{target}: the program needs {needed} of the {limit} that a device has; the largest{whole}: {named}; {cures}'
     )
@@ -66,8 +72,13 @@ def _largest(jaxpr: Any) -> list[tuple[Any, str]]:
     return sorted(once.values(), key=lambda row: -bytes_of(row[0]))[:3]
 
 
-def advice(config: Config, sizes: list[tuple[int, ...]]) -> str:
-    """Returns the fields that would lower a step's memory, those that cut the arrays of these sizes first."""
+def advice(config: Config, sizes: list[tuple[int, ...]], training: bool) -> str:
+    """Returns the fields that would lower the memory of a step of training, or of generation, those that cut the arrays
+    of these sizes first."""
+    if not training:
+        unset = [name for name in ('prefill_chunk', 'cache_quantization') if getattr(config.decode, name) is None]
+        fields = ['decode.batch_size', *(f'decode.{name}' for name in unset), 'mesh.data', 'mesh.tensor']
+        return f'lower it by {", ".join(fields)}'
     model = config.model
     layers = model.num_decoder_layers if model.family != 'encoder' else model.num_encoder_layers
     cures = []
@@ -78,5 +89,5 @@ def advice(config: Config, sizes: list[tuple[int, ...]]) -> str:
             cures.append('model.remat')
         if model.vocab_size in each and loss_chunk(config) != 1:
             cures.append('train.loss_chunk')
-    fields = dict.fromkeys([*cures, 'train.microbatches', 'mesh.fsdp', 'mesh.tensor'])
-    return f'lower it by {", ".join(fields)}'
+    cures += ['train.microbatches', 'mesh.fsdp', 'mesh.tensor']
+    return f'lower it by {", ".join(dict.fromkeys(cures))}'

@@ -142,8 +142,9 @@ def dropless(expert_RJ: jax.Array, real_R: jax.Array, num_experts: int, factor: 
     position_RJ, size_E = position_in_expert(expert_RJ, real_R, num_experts)
     needed_E = -(-size_E // block)
     blocks_E = needed_E.at[-1].add(blocks - needed_E.sum())  # the rest are zeros
-    start_E = (jnp.cumsum(blocks_E) - blocks_E) * block
-    expert_M = jnp.repeat(jnp.arange(num_experts), blocks_E, total_repeat_length=blocks)
+    end_E = jnp.cumsum(blocks_E)
+    start_E = (end_E - blocks_E) * block
+    expert_M = (jnp.arange(blocks)[:, None] >= end_E[None]).sum(-1)
 
     def product(x_PD: jax.Array, kernel_EDF: jax.Array) -> jax.Array:
         if grouped_products.serves(platform(), x_PD, kernel_EDF):
