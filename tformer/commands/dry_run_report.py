@@ -27,9 +27,10 @@ def describe(run: DryRun) -> str:
     """Returns the memory, collectives, operations and shortest time of a program on one device of a mesh."""
     axes = ' x '.join(f'{axis} {size}' for axis, size in run.mesh.shape.items() if size > 1) or 'one device'
     unknown = hlo.unknown_loops(run.program)
+    rules = run.config.mesh.rules
     sections = [
         '',
-        f'{run.name} of {run.rows:,} rows on {run.target} ({axes}), rules {run.config.mesh.rules}, compiled in {run.seconds:.0f} s',
+        f'{run.name} of {run.rows:,} rows on {run.target} ({axes}), rules {rules}, compiled in {run.seconds:.0f} s',
         *_memory(run),
         *_collectives(run.collectives),
         *_kernels(run),

@@ -15,6 +15,7 @@ from tformer.layers.linear import Dense, product
 from tformer.layers.lookup import lookup
 from tformer.layers.norms import make_norm
 from tformer.layers.parallel.each_device import split, ways
+from tformer.layers.parallel.few_tokens import travel
 from tformer.layers.parametrization import base_width
 from tformer.layers.positions import POSITIONS
 from tformer.layers.quantized import quantized_kernel
@@ -51,16 +52,23 @@ class Embedding(nn.Module):
         cfg, width = self.cfg, embedding_width(self.cfg)
         init = partitioned(make_initializer(cfg, 'embedding', width, self.vocab_size), self.axis, 'embed')
         table = self.param('table', init, (self.vocab_size, width), jnp.dtype(cfg.param_dtype))
-        self.table = _gathered(
-            ('act_vocab' if self.axis == 'vocab' else None, 'act_embed'), narrowed(cfg, self.vocab_size, table)
-        )
+        self.parts = narrowed(cfg, self.vocab_size, table)
+        self.table = _gathered(('act_vocab' if self.axis == 'vocab' else None, 'act_embed'), self.parts)
 
     def __call__(self, tokens_BT: jax.Array) -> jax.Array:
-        return constrain(lookup(self.table, tokens_BT), 'batch', 'length', 'act_embed')
+        few = travel('BT,VW->BTW', tokens_BT, self.parts.shape, (self.axis, 'embed'))
+        if few is None:
+            return constrain(lookup(self.table, tokens_BT), 'batch', 'length', 'act_embed')
+        return few.back(lookup(self.parts, few.to_kernel(tokens_BT, 'BT')), 'BTW')
 
     def logits(self, x_BTW: jax.Array, bias_V: jax.Array | None = None, padded: bool = False) -> jax.Array:
         """Returns logits_BTV, float32, with a bias where it is given (Press & Wolf 2017); `padded`: as of `product`."""
         _, integers = quantized_kernel(self, 'table', lambda: self.table, [1])
+        few = travel('BTW,VW->BTV', x_BTW, self.parts.shape, (self.axis, 'embed'))
+        if few is not None:
+            given = few.to_kernel(x_BTW, 'BTW')
+            logits = few.back(product('BTW,VW->BTV', given, self.parts, jnp.float32, integers), 'BTV')
+            return logits if bias_V is None else logits + jnp.broadcast_to(bias_V, logits.shape)
         logits = product('BTW,VW->BTV', x_BTW, self.table, jnp.float32, integers, bias_V, padded)
         return constrain(logits, 'batch', 'length', 'act_vocab')
 

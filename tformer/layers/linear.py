@@ -11,12 +11,12 @@ from flax import linen as nn
 
 from tformer.distributed.sharding import partitioned, platform
 from tformer.layers.initializers import Initializer, make_initializer
+from tformer.layers.parallel.few_tokens import STEP, travel
 from tformer.layers.products import einsum
 from tformer.layers.quantized import Quantized, quantized_kernel, quantized_product
 from tformer.layers.resolved import ResolvedModel
 
 ALIGNED = 64  # the sizes of products that a GPU computes fast are multiples of it
-STEP = 16  # tokens of a row that a step of decoding reads, at most
 
 
 class Dense(nn.Module):
@@ -54,7 +54,10 @@ class Dense(nn.Module):
         kernel, integers = quantized_kernel(self, 'kernel', parameter, summed)
         kernel = None if kernel is None else kernel.astype(cfg.dtype)
         order = ''.join(letter for letter in inputs + letters if letter in outputs) if platform() == 'gpu' else outputs
-        y = product(f'{inputs},{letters}->{order}', x.astype(cfg.dtype), kernel, dtype, integers)
+        few, given = travel(self.equation, x, self.shape, self.names), x.astype(cfg.dtype)
+        given = given if few is None else few.to_kernel(given, inputs)
+        y = product(f'{inputs},{letters}->{order}', given, kernel, dtype, integers)
+        y = y if few is None else few.back(y, order)
         if cfg.lora_rank is not None and self.role in [LORA_TARGETS[target] for target in cfg.lora_targets]:
             y += self.low_rank(x.astype(cfg.dtype), cfg.lora_rank, fan_in, order).astype(dtype)
         wide = None
