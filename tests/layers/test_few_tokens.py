@@ -19,10 +19,12 @@ MESHES = {
     'data and fsdp': Mesh(data=2, fsdp=4),
     'fsdp and tensor': Mesh(data=2, fsdp=2, tensor=2),
     'pipeline': Mesh(data=2, pipeline=2, fsdp=2),
+    'expert': Mesh(data=1, expert=2, fsdp=4),
 }
 FIELDS = {
     'tied': {'tied_embeddings': 'all', 'position': 'learned', 'output_bias': True},
     'apart': {'tied_embeddings': None, 'activation': 'swiglu', 'num_kv_heads': 2, 'attention_bias': ('query', 'value')},
+    'mixture': {'num_experts': 4, 'experts_per_token': 2, 'mlp_bias': True, 'tied_embeddings': None},
     'adapted': {'tied_embeddings': None, 'lora_rank': 4, 'lora_targets': ('query', 'value', 'mlp_out')},
 }
 
@@ -84,6 +86,13 @@ def test_a_step_sends_what_its_tokens_are_and_become_and_a_prompt_the_parts_of_k
     assert 0 < sum(sent.values()) < 1.1 * 2 * 7 / 8 * 4 * B * of_a_token  # twice: CPUs all-reduce where others scatter
     _, sent = on(MESHES['fsdp'], model, boxed, tokens(length=few_tokens.STEP + 1))
     assert sum(sent.values()) >= 7 / 8 * 4 * (LAYERS * kernels + V * D)
+
+
+def test_a_step_of_a_mixture_gathers_no_experts(of_any_size):
+    """All that is gathered has fewer numbers than one kernel of one expert."""
+    model, boxed = made('mixture')
+    _, sent = on(MESHES['fsdp'], model, boxed, tokens())
+    assert sum(size for (kind, _), size in sent.items() if kind == 'all-gather') < 7 / 8 * 4 * D * F
 
 
 PRODUCT = 'BTD,DF->BTF', (D, F), ('embed', 'mlp')

@@ -190,15 +190,19 @@ def feed_forward(
     activation: Activation,
     dropout_draw: DropoutDraw,
     columns: tuple[str, ...],
+    inner: tuple[str, ...],
 ) -> jax.Array:
     """Returns y_PD: each token x_PD in its slot through the slot's expert.
 
-    `columns` are the mesh axes that split F, where the kernels are a device's own part of the experts.
+    `columns` and `inner` are the mesh axes that split F and D, where the kernels are a device's own part of the
+    experts.
     """
 
     def project(x: jax.Array, name: str) -> jax.Array:
         kernel, bias = kernels[name]
         y = dispatch.product(x, kernel)
+        if name != 'out' and inner:
+            y = jax.lax.psum(y, inner)
         if bias is None:
             return y
         if name == 'out' and columns:  # whose parts are summed
@@ -246,9 +250,15 @@ class Moe(nn.Module):
             tokens: Tokens,
             dropout_draw: DropoutDraw,
             columns: tuple[str, ...] = (),
+            inner: tuple[str, ...] = (),
         ) -> jax.Array:
             expert_fn = functools.partial(
-                feed_forward, kernels=kernels, activation=activation, dropout_draw=dropout_draw, columns=columns
+                feed_forward,
+                kernels=kernels,
+                activation=activation,
+                dropout_draw=dropout_draw,
+                columns=columns,
+                inner=inner,
             )
             y_RD = exchange(jax.tree.map(expert_exchange.flat, tokens), dispatch_fn, E, expert_fn)
             return y_RD.reshape(tokens.x_RD.shape).astype(cfg.dtype)
@@ -275,7 +285,7 @@ class Moe(nn.Module):
             return Kernel(cfg, shape, names, init, cfg.mlp_bias, name=name)()
 
         count = choose(ACTIVATIONS, cfg.activation, 'model.activation')[0]
-        kernels = {f'in_{i}': kernel(f'in_{i}', 'mlp_in', (E, D, F), ('experts', 'embed', 'mlp')) for i in range(count)}
+        kernels = {f'in_{i}': kernel(f'in_{i}', 'mlp_in', (E, D, F), expert_exchange.NAMES) for i in range(count)}
         kernels['out'] = kernel('out', 'mlp_out', (E, F, D), ('experts', 'mlp', 'embed'))
         return jax.tree.map(lambda x: x.astype(cfg.dtype), kernels)
 

@@ -12,8 +12,10 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.sharding import PartitionSpec
 
-from tformer.distributed.sharding import ROWS
+from tformer.distributed.sharding import ROWS, constrain
+from tformer.layers.parallel.few_tokens import travel
 
+NAMES = 'experts', 'embed', 'mlp'  # the logical axes of the first kernels of experts, kernel_EDF
 EXPERT = 'expert'  # the mesh axis that splits the experts, between whose devices tokens travel
 TOKENS = {*ROWS, 'context'}  # the mesh's axes that split tokens
 
@@ -140,9 +142,10 @@ def split_over(name: str, size: int) -> tuple[str, ...]:
 def over_devices(
     function: Callable[..., jax.Array], kernels: Kernels, tokens: Tokens, dropout_draw: DropoutDraw
 ) -> jax.Array:
-    """Returns y_BTD = function(kernels, tokens, dropout_draw, columns), run on each device's own experts and tokens.
+    """Returns y_BTD = function(kernels, tokens, dropout_draw, columns, inner), on each device's own experts and tokens.
 
-    Every mesh axis is manual inside; XLA gathers the parts of the kernels that `fsdp` splits on the way in.
+    Every mesh axis is manual inside; XLA gathers the parts of the kernels that `fsdp` splits on the way in, or the few
+    tokens of a step, whose part of D each device has then, if the mesh axes `inner` split it.
 
     `columns` are the mesh axes that split F, over which the outputs are summed. The axes [B, T, ...] of `tokens`
     are padded to sizes that the mesh divides. Each device folds its place in the mesh into dropout's key.
@@ -152,29 +155,36 @@ def over_devices(
     if not TOKENS.isdisjoint(columns):  # outputs of different tokens cannot be summed
         columns = ()
     own = split_over('experts', kernels['out'][0].shape[0])
-    wide = (PartitionSpec(own, None, columns), PartitionSpec(own, columns))  # kernel_EDF, bias_EF
-    narrow = (PartitionSpec(own, columns), PartitionSpec(own))  # kernel_EFD, bias_ED
-    rows = tuple(axis for axis in ROWS if axis not in mesh.manual_axes)
-    placed = PartitionSpec(rows, 'context')
+    few = travel('BTD,EDF->BTF', tokens.x_RD, kernels['in_0'][0].shape, NAMES)
+    inner = few.axes['D'] if few is not None else ()
+    wide = (PartitionSpec(own, inner, columns), PartitionSpec(own, columns))  # kernel_EDF, bias_EF
+    narrow = (PartitionSpec(own, columns, inner), PartitionSpec(own, inner))  # kernel_EFD, bias_ED
+    rows = tuple(axis for axis in ROWS if axis not in mesh.manual_axes and axis not in inner)
+    placed, part_of_D = PartitionSpec(rows, 'context'), PartitionSpec(rows, 'context', inner)
 
     def part(kernels: Kernels, tokens: Tokens, dropout_draw: DropoutDraw) -> jax.Array:
         if dropout_draw is not None:
             rate, key = dropout_draw
             dropout_draw = rate, jax.random.fold_in(key, jax.lax.axis_index((*rows, 'context', *columns)))
         own = tokens._replace(x_RD=jax.lax.pcast(tokens.x_RD, columns, to='varying'))  # its gradient is summed here
-        y_BTD = function(kernels, own, dropout_draw, columns)
+        y_BTD = function(kernels, own, dropout_draw, columns, inner)
         return jax.lax.psum(y_BTD, columns) if columns else y_BTD
 
     run = jax.shard_map(
         part,
-        in_specs=({name: narrow if name == 'out' else wide for name in kernels}, placed, PartitionSpec()),
-        out_specs=placed,
+        in_specs=(
+            {name: narrow if name == 'out' else wide for name in kernels},
+            jax.tree.map(lambda x: placed, tokens)._replace(x_RD=part_of_D),
+            PartitionSpec(),
+        ),
+        out_specs=part_of_D,
         axis_names=set(mesh.axis_names) - set(mesh.manual_axes),
     )
     B, T = tokens.real_R.shape
     short = -B % math.prod(mesh.shape[axis] for axis in rows), -T % mesh.shape['context']
     padded = jax.tree.map(lambda x: jnp.pad(x, [(0, n) for n in short] + [(0, 0)] * (x.ndim - 2)), tokens)
-    return run(kernels, padded, dropout_draw)[:B, :T]
+    y_BTD = run(kernels, padded, dropout_draw)[:B, :T]
+    return constrain(y_BTD, 'batch', 'length', 'act_embed') if inner else y_BTD
 
 
 def flat(x: jax.Array) -> jax.Array:
