@@ -21,8 +21,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.sharding import PartitionSpec
 
 from tformer.config import Model
+from tformer.distributed.compilers import traced
 from tformer.distributed.sharding import platform, unpipelined
 from tformer.errors import choose
 from tformer.layers.block import LAYER_SHARING
@@ -199,10 +201,13 @@ def for_steps(cfg: ResolvedModel, variables: Any, apart: bool = True) -> Any:
     """Returns a model's variables as a loop of steps reads them fastest: kernels and tables in the activations' dtype.
 
     On CPUs and GPUs those of each layer stand `apart`, beside those of the stack that a prompt is read by, so that the
-    decoder's parameters are held twice; a TPU reads a layer's out of the stack's.
+    decoder's parameters are held twice; a TPU reads a layer's out of the stack's. What stages of a pipeline share out
+    is gathered once: XLA would gather the stack for each of its layers.
     """
     if cfg.recurrence is not None:
         return variables
+    if jax.sharding.get_abstract_mesh().shape.get('pipeline', 1) > 1:
+        variables = {**variables, 'params': _without_stages(cfg, variables['params'])}
     apart = apart and not LAYER_SHARING[cfg.layer_sharing].shared and platform() != 'tpu'
     found = layers_apart(variables, ('decoder', 'stack'), cfg.dtype) if apart else variables
 
@@ -211,6 +216,20 @@ def for_steps(cfg: ResolvedModel, variables: Any, apart: bool = True) -> Any:
         return x if apart and stacked else as_read(keys, x, cfg.dtype)
 
     return {**found, 'params': jax.tree_util.tree_map_with_path(one, found['params'])}
+
+
+def _without_stages(cfg: ResolvedModel, params: Any) -> Any:
+    """Returns parameters of which each device has all layers, as they are read."""
+
+    def whole(keys: Any, x: Any) -> Any:
+        if not traced(x) or all(getattr(key, 'key', '') != 'layers' for key in keys):
+            return x
+        narrow = jax.lax.optimization_barrier(as_read(keys, x, cfg.dtype))  # else XLA gathers before it rounds
+        return jax.lax.with_sharding_constraint(
+            narrow, PartitionSpec(None, *[PartitionSpec.UNCONSTRAINED] * (x.ndim - 1))
+        )
+
+    return jax.tree_util.tree_map_with_path(whole, params)
 
 
 def quantized(model: nn.Module, variables: Any, kind: str | None) -> Any:

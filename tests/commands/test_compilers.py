@@ -11,6 +11,7 @@ import pytest
 
 import ahead
 import ahead_attention
+import ahead_generation
 import ahead_heads
 import ahead_steps
 import ahead_vocabulary
@@ -233,3 +234,18 @@ def test_a_large_vocabulary_is_read_seldom_gathered_narrow_and_has_its_gradient_
         assert sent['all-gather'] < 1.1 * 2 * 2 * 7 / 8
         assert sent['reduce-scatter'] < 1.1 * 2 * 7 / 8  # that of logits
         assert sent['all-reduce'] < 0.01
+
+
+def test_stages_gather_layers_for_prompts_once_and_steps_gather_no_kernels():
+    """In two bytes a number: a prompt each layer, not all layers for each; a step what tokens are before and after each
+    product, of heads, feed-forwards, tables and logits."""
+    prompt, step, mixture = compiled('h100:8', 'ahead_generation.py')
+    width, hidden, texts, layers = (getattr(ahead_generation, name) for name in ('WIDTH', 'HIDDEN', 'TEXTS', 'LAYERS'))
+    kernels = 2 * (4 * width**2 + 2 * width * hidden)
+    by_stages = sum(each['bytes'] for each in prompt['collectives'] if each['axes'] == ['pipeline'])
+    assert by_stages < 1.2 * (layers * kernels + 2 * ahead_generation.VOCABULARY * width) * 3 / 4
+    of_a_token = layers * (8 * width + 2 * (width + hidden)) + 2 * width + 2 * ahead_generation.VOCABULARY
+    sent = sum(each['bytes'] for each in step['collectives'])
+    assert sent < 1.1 * 2 * texts * of_a_token
+    gathered = sum(each['bytes'] for each in mixture['collectives'] if each['kind'] == 'all-gather')
+    assert gathered < 2 * width * hidden

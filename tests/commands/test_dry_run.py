@@ -134,11 +134,11 @@ def test_a_pipeline_is_compiled_as_a_pipeline():
 
 
 def test_generation_is_compiled_as_two_programs():
-    """Of a prompt of 16 tokens but its last, without logits, and of that one with its logits; a device has 2 of the 15
-    texts that are written together, one of them none."""
-    cfg = config.override(small(mesh={'data': 8}), {'decode.max_len': 16, 'decode.batch_size': 15})
+    """Of a prompt of 16 tokens but its last, without logits, and of that one with its logits; a device has 3 of the 23
+    texts that are written together, or 2."""
+    cfg = config.override(small(mesh={'data': 8}), {'decode.max_len': 16, 'decode.batch_size': 23})
     prefill, step = (dry_run.compile_program(name, cfg, CPUS) for name in ('prefill', 'decode step'))
-    rows, weights, pairs = 2, LAYERS * LAYER, 2 * LAYERS * D * 32  # of 16 + 16 slots
+    rows, weights, pairs = 3, LAYERS * LAYER, 2 * LAYERS * D * 32  # of 16 + 16 slots
     assert costs.flops(step.program) == rows * 2 * (weights + D * V + pairs)
     assert costs.flops(prefill.program) == rows * 15 * 2 * (weights + pairs)
 

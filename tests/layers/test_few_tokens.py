@@ -78,12 +78,16 @@ def test_the_logits_of_a_step_are_those_of_one_device(of_any_size, mesh, fields)
 
 
 def test_a_step_sends_what_its_tokens_are_and_become_and_a_prompt_the_parts_of_kernels(of_any_size):
-    """By eight devices, in float32: of a token the vector before and after each of the products."""
+    """By eight devices, in float32: of a token the vector before and after each of the products; gathered are those
+    before the last product of heads and of feed-forwards."""
     model, boxed = made('apart')
     heads, feed_forward, kernels = 2 * 2 * D + 2 * (D + D // 2), 3 * (D + F), 2 * D * D + 2 * D * D // 2 + 3 * D * F
     of_a_token = LAYERS * (heads + feed_forward) + D + D + V
     _, sent = on(MESHES['fsdp'], model, boxed, tokens())
     assert 0 < sum(sent.values()) < 1.1 * 2 * 7 / 8 * 4 * B * of_a_token  # twice: CPUs all-reduce where others scatter
+    assert sum(size for (kind, _), size in sent.items() if kind == 'all-gather') < 1.1 * 7 / 8 * 4 * B * LAYERS * (
+        D + F
+    )
     _, sent = on(MESHES['fsdp'], model, boxed, tokens(length=few_tokens.STEP + 1))
     assert sum(sent.values()) >= 7 / 8 * 4 * (LAYERS * kernels + V * D)
 
