@@ -4,6 +4,7 @@ import dataclasses
 import functools
 
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from tformer.layers.grouped_blocks import Options
 from tformer.layers.grouped_products import block_size, grouped_product
 from tformer.layers.moe import Moe
 from tformer.layers.resolved import resolve_model
+from tformer.model import build
 
 ROUNDOFF = {'float32': 2.0**-20, 'bfloat16': 2.0**-8}  # of sums of up to 384 products, and of the result
 CASES = {  # blocks of each expert, slots of a block, widths, blocks behind
@@ -168,3 +170,20 @@ def test_each_device_multiplies_its_own_tokens_and_experts(monkeypatch, mesh):
     devices = sharding.batch_ways(laid_out)
     assert {slots for slots, _ in called} == {8 * 6 * 2 // devices}
     assert all(length % 16 == 0 for _, length in called)
+
+
+@pytest.mark.parametrize(('remat', 'calls'), [(None, 9), ('dots', 9), ('full', 12)])
+def test_products_are_computed_again_in_the_backward_pass_where_remat_keeps_none(monkeypatch, remat, calls):
+    """Three products of a layer, and the gradients of both operands of each."""
+    monkeypatch.setattr(moe, 'platform', lambda: 'gpu')
+    sizes = {'vocab_size': 8, 'emb_dim': 64, 'mlp_dim': 64, 'num_heads': 2, 'num_decoder_layers': 1, 'num_experts': 2}
+    model = build(Model(family='decoder', activation='swiglu', remat=remat, dropout_rate=0.0, **sizes))
+    batch = {'inputs': jnp.ones((1, 8), jnp.int32)}
+    params = sharding.unboxed(jax.eval_shape(model.init, jax.random.key(0), batch))
+    traced = jax.make_jaxpr(jax.grad(lambda params: model.apply(params, batch).sum()))(params)
+
+    def count(jaxpr):
+        inner = (count(each) for e in jaxpr.eqns for each in jax.extend.core.jaxprs_in_params(e.params))
+        return sum(e.primitive.name == 'pallas_call' for e in jaxpr.eqns) + sum(inner)
+
+    assert count(traced.jaxpr) == calls

@@ -11,6 +11,7 @@ from flax import linen as nn
 
 from tformer.distributed.sharding import Schedule, constrain, partitioned, platform, schedule, unboxed
 from tformer.errors import choose
+from tformer.layers import grouped_products
 from tformer.layers.attention import ATTENTION_PATTERNS, Attention, AttentionContext
 from tformer.layers.cache import Cached, KeyValues
 from tformer.layers.dropout import DropoutRates, drop
@@ -294,7 +295,10 @@ def remat(module: type[nn.Module], cfg: ResolvedModel) -> Any:
     return module if policy is None else nn.remat(module, policy=policy, prevent_cse=not cfg.scan_layers)
 
 
-_PRODUCTS = jax.checkpoint_policies.dots_with_no_batch_dims_saveable  # products with parameters, not scores and values
+_PRODUCTS = jax.checkpoint_policies.save_from_both_policies(  # products with parameters, not scores and values
+    jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    jax.checkpoint_policies.save_only_these_names(grouped_products.NAME),
+)
 _OFFLOADED = jax.checkpoint_policies.offload_dot_with_no_batch_dims('device', 'pinned_host')
 
 REMAT: dict[str | None, dict[type[nn.Module], Callable[..., Any]]] = {

@@ -12,12 +12,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+from jax.ad_checkpoint import checkpoint_name
 
 from tformer.layers import grouped_mosaic, grouped_triton
 from tformer.layers.grouped_blocks import Blocks, Options
 from tformer.layers.parallel.each_device import free_axes
 
 LEAST, MOST = 16, 128  # slots of a block
+NAME = 'grouped_product'  # of a result, by which model.remat keeps it
 PLATFORMS: dict[str, Any] = {'gpu': grouped_triton, 'tpu': grouped_mosaic}
 
 
@@ -38,7 +40,7 @@ def serves(platform: str, x_PD: jax.Array, kernel_EDF: jax.Array) -> bool:
 
 def grouped_product(options: Options, x_PD: jax.Array, kernel_EDF: jax.Array, blocks: Blocks) -> jax.Array:
     """Returns y_PF, each slot times the kernel of its block's expert; 0 in blocks that hold no token."""
-    return _product(options, *_alike(x_PD, kernel_EDF, *blocks))
+    return checkpoint_name(_product(options, *_alike(x_PD, kernel_EDF, *blocks)), NAME)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
