@@ -22,7 +22,7 @@ from tformer import config as config_lib
 from tformer.config import Config, own_layers
 from tformer.errors import UserError, choose
 from tformer.layers.parametrization import width_factor
-from tformer.optim import freezing
+from tformer.optim import freezing, shared_layers
 from tformer.optim.adafactor import adafactor
 from tformer.optim.hyperparameters import Scalar
 from tformer.optim.parameters import (
@@ -217,13 +217,17 @@ def _muon(cfg: config_lib.Optimizer, names: Any) -> optax.GradientTransformation
 
     orthogonal = optax.contrib.scale_by_muon(beta=0.0, nesterov=False, weight_dimension_numbers=matrices)
 
+    def placed(function: Callable[[jax.Array, PartitionSpec], jax.Array], tree: Any) -> Any:
+        return each(lambda role, axes, x: function(x, axes) if isinstance(x, jax.Array) else x, names, tree)
+
     def follow(grads: Any, moments: Any) -> Any:
         return jax.tree.map(lambda g, m: (1 - cfg.momentum) * g + cfg.momentum * m, grads, moments)
 
     def update(grads: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         moments = follow(grads, state.mu)
-        steps, state = orthogonal.update(follow(grads, moments), state, params)
-        return steps, state._replace(mu=moments)
+        mixed = placed(shared_layers.whole, follow(grads, moments))
+        steps, state = orthogonal.update(mixed, state._replace(mu=mixed), params)  # which counts for nothing there
+        return placed(shared_layers.stored, steps), state._replace(mu=moments)
 
     scaled = optax.stateless(lambda updates, params: jax.tree.map(usual, updates, matrices))
     return optax.partition(
