@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
+from jax.experimental.pallas import tpu
 
 from comparing import errors, relative
 from grouped_cases import by_hand, make, run
@@ -43,6 +44,16 @@ def test_a_product_and_its_gradients_are_those_of_float64_and_blocks_behind_are_
     found = run(interpreted(platform), *given)
     assert max(errors(found, by_hand(*given)).values()) < ROUNDOFF[dtype]
     assert {name: x.dtype.name for name, x in found.items()} == dict.fromkeys(found, dtype)
+
+
+@pytest.mark.stack
+@pytest.mark.parametrize('case', CASES)
+def test_a_chip_that_is_simulated_reads_nothing_that_is_not_there(case):
+    """Nor anything that was not written, which is NaN."""
+    chip = tpu.InterpretParams(out_of_bounds_reads='raise', uninitialized_memory='nan')
+    given = make(*CASES[case], behind=np.nan)
+    found = run(functools.partial(grouped_product, Options('tpu', 64, interpret=chip)), *given)
+    assert max(errors(found, by_hand(*given)).values()) < ROUNDOFF['float32']
 
 
 @pytest.mark.parametrize('platform', grouped_products.PLATFORMS)

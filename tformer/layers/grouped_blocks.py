@@ -1,6 +1,6 @@
 """What grouped products are told besides slots and kernels."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -17,4 +17,4 @@ class Options(NamedTuple):
 
     platform: str  # a key of grouped_products.PLATFORMS
     slots: int  # those that hold a token where all experts have equally many, for distributed.costs
-    interpret: bool = False
+    interpret: Any = False  # as of `pl.pallas_call`
