@@ -17,6 +17,7 @@ pytestmark = pytest.mark.accelerator
 FACTOR = 3  # its sums are in another order, and their error another draw of the same size
 ROUNDOFF = {'float32': 2.0**-24, 'bfloat16': 2.0**-9}
 CASES = {  # blocks of each expert, slots of a block, widths, blocks behind
+    'the last one empty': ((2, 3, 0), 64, (128, 256), 4),
     'many': ((9, 0, 17, 1), 128, (256, 704), 6),
     'narrow': ((3, 1, 0, 2), 16, (128, 384), 1),
     'one slot in four': ((1,) * 8, 16, (384, 640), 3),

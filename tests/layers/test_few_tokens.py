@@ -126,3 +126,17 @@ def test_the_parts_of_a_small_kernel_travel():
     with sharding.placed(sharding.make_mesh(mesh), mesh):
         assert few_tokens.travel(PRODUCT[0], jnp.zeros((8, 1, D)), *PRODUCT[1:]) is None
         assert few_tokens.travel(PRODUCT[0], jnp.zeros((8, 1, 2**10)), (2**10, 2**10), PRODUCT[2]) is not None
+
+
+@pytest.mark.parametrize(
+    'mesh',
+    [
+        Mesh(data=1, fsdp=4, tensor=2, overrides=('embed=fsdp+tensor',)),
+        Mesh(data=1, fsdp=4, context=2, overrides=('embed=fsdp+context',)),
+    ],
+    ids=['tensor', 'context'],
+)
+def test_experts_whose_inputs_are_split_like_their_columns_or_tokens_are_gathered(of_any_size, mesh):
+    model, boxed = made('mixture')
+    expected = jax.jit(functools.partial(step, model))(sharding.unboxed(boxed), tokens())
+    assert relative(on(mesh, model, boxed, tokens())[0], expected) < 1e-6

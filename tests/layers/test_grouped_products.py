@@ -4,6 +4,7 @@ import dataclasses
 import functools
 
 import jax
+import jax.export
 import jax.extend
 import jax.numpy as jnp
 import numpy as np
@@ -26,6 +27,7 @@ ROUNDOFF = {'float32': 2.0**-20, 'bfloat16': 2.0**-8}  # of sums of up to 384 pr
 CASES = {  # blocks of each expert, slots of a block, widths, blocks behind
     'even': ((2, 2), 16, (128, 256), 0),
     'uneven': ((1, 5, 0, 2), 16, (128, 256), 3),
+    'the last ones empty': ((2, 1, 0, 0), 16, (128, 128), 3),
     'one expert': ((0, 0, 3), 32, (256, 128), 1),
     'many': ((3, 0, 9, 1), 16, (384, 128), 0),  # more than a group of tiles
     'large': ((1, 2), 128, (128, 384), 1),
@@ -198,3 +200,15 @@ def test_products_are_computed_again_in_the_backward_pass_where_remat_keeps_none
         return sum(e.primitive.name == 'pallas_call' for e in jaxpr.eqns) + sum(inner)
 
     assert count(traced.jaxpr) == calls
+
+
+@pytest.mark.parametrize(('platform', 'others'), [('gpu', ['cuda']), ('gpu', ['cpu', 'cuda']), ('tpu', ['cpu', 'tpu'])])
+def test_a_program_for_other_processes_has_none_of_these_kernels(monkeypatch, platform, others):
+    """Triton's cannot be written to a file, and a CPU has none."""
+    params = sharding.unboxed(boxed())
+    monkeypatch.setattr(moe, 'platform', lambda: platform)
+    with sharding.exporting():
+        found = jax.export.export(jax.jit(Moe(CFG, 'decoder', E).apply), platforms=others)(
+            {'params': params}, *tokens()
+        )
+    assert found.serialize() and 'ragged' in found.mlir_module()

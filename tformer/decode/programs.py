@@ -15,6 +15,7 @@ from jax import export
 
 from tformer.decode.drawing import Drawing
 from tformer.decode.engine import Engine
+from tformer.distributed import sharding
 from tformer.distributed.compilers import jit
 from tformer.errors import UserError
 
@@ -44,7 +45,8 @@ def save(
     drawn = tuple(jax.ShapeDtypeStruct((), dtype) for dtype in _DRAWN)
 
     def write(name: str, function: Any, *given: Any) -> None:
-        found = export.export(jax.jit(function), **options)(*given)
+        with sharding.exporting():
+            found = export.export(jax.jit(function), **options)(*given)
         (directory / f'{name}.bin').write_bytes(found.serialize())
 
     def empty(params: list[Any]) -> Any:

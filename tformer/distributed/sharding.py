@@ -169,6 +169,7 @@ class Schedule(NamedTuple):
 
 
 _platform = jax.make_user_context(default_value=None)
+_exporting = jax.make_user_context(default_value=False)
 _schedule = jax.make_user_context(default_value=None)  # part of jit's cache key, like the mesh
 
 
@@ -189,6 +190,16 @@ def placed(mesh: Mesh, config: config_lib.Mesh) -> Iterator[None]:
 def platform() -> str:
     """Returns the JAX backend of the current mesh's devices; without a mesh that of this process."""
     return str(_platform.value or jax.default_backend())
+
+
+def exporting() -> contextlib.AbstractContextManager[Any]:
+    """A context in which programs are traced that other processes run, maybe on other platforms."""
+    return _exporting(True)
+
+
+def exported() -> bool:
+    """Returns whether other processes run what is traced."""
+    return bool(_exporting.value)
 
 
 def jax_platform(mesh: Mesh) -> str:

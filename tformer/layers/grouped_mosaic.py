@@ -124,9 +124,9 @@ def _multiply(turned: bool, experts: Any, used: Any, x: Any, weights: Any, y: An
 
 def _gradient(experts: Any, used: Any, x: Any, dy: Any, out: Any, total: Any) -> None:
     m, last = pl.program_id(2), pl.num_programs(2) - 1
-    own = experts[m]
+    before, own, behind = (experts[_held(each, used)] for each in (m - 1, m, m + 1))
 
-    @pl.when((m == 0) | (experts[jnp.maximum(m - 1, 0)] != own))
+    @pl.when((m == 0) | (before != own))
     def _() -> None:
         total[...] = jnp.zeros_like(total)
 
@@ -134,7 +134,7 @@ def _gradient(experts: Any, used: Any, x: Any, dy: Any, out: Any, total: Any) ->
     def _() -> None:
         total[...] += _dot(x[...], dy[...], (0, 0))
 
-    @pl.when((m == last) | (m == used[0] - 1) | (experts[jnp.minimum(m + 1, last)] != own))
+    @pl.when((m == last) | (behind != own))
     def _() -> None:
         out[...] = total[...].astype(out.dtype)
 

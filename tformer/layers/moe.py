@@ -134,7 +134,7 @@ def dropless(expert_RJ: jax.Array, real_R: jax.Array, num_experts: int, factor: 
     if platform() == 'cpu':
         block = max(1, min(R * J, math.isqrt(128 * R * J // num_experts)))
     else:
-        block = grouped_products.block_size(R * J, num_experts)
+        block = grouped_products.block_size(R * J // ways, num_experts)
     most = R * min(J, num_experts)  # choices of these experts
     used = min(num_experts, most)
     blocks = used + (most - used) // block  # more cannot be needed

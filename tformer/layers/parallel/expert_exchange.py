@@ -157,6 +157,7 @@ def over_devices(
     own = split_over('experts', kernels['out'][0].shape[0])
     few = travel('BTD,EDF->BTF', tokens.x_RD, kernels['in_0'][0].shape, NAMES)
     inner = few.axes['D'] if few is not None else ()
+    inner = () if {*own, *columns, 'context'}.intersection(inner) else inner
     wide = (PartitionSpec(own, inner, columns), PartitionSpec(own, columns))  # kernel_EDF, bias_EF
     narrow = (PartitionSpec(own, columns, inner), PartitionSpec(own, inner))  # kernel_EFD, bias_ED
     rows = tuple(axis for axis in ROWS if axis not in mesh.manual_axes and axis not in inner)
