@@ -16,6 +16,7 @@ from comparing import errors, relative
 from grouped_cases import by_hand, make, run
 from tformer.config import Mesh, Model
 from tformer.distributed import sharding
+from tformer.distributed.compilers import exporting
 from tformer.layers import grouped_products, moe
 from tformer.layers.grouped_blocks import Options
 from tformer.layers.grouped_products import block_size, grouped_product
@@ -207,7 +208,7 @@ def test_a_program_for_other_processes_has_none_of_these_kernels(monkeypatch, pl
     """Triton's cannot be written to a file, and a CPU has none."""
     params = sharding.unboxed(boxed())
     monkeypatch.setattr(moe, 'platform', lambda: platform)
-    with sharding.exporting():
+    with exporting():
         found = jax.export.export(jax.jit(Moe(CFG, 'decoder', E).apply), platforms=others)(
             {'params': params}, *tokens()
         )

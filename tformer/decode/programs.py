@@ -15,8 +15,7 @@ from jax import export
 
 from tformer.decode.drawing import Drawing
 from tformer.decode.engine import Engine
-from tformer.distributed import sharding
-from tformer.distributed.compilers import jit
+from tformer.distributed.compilers import exporting, jit
 from tformer.errors import UserError
 
 FILE = 'programs.json'
@@ -45,7 +44,7 @@ def save(
     drawn = tuple(jax.ShapeDtypeStruct((), dtype) for dtype in _DRAWN)
 
     def write(name: str, function: Any, *given: Any) -> None:
-        with sharding.exporting():
+        with exporting():
             found = export.export(jax.jit(function), **options)(*given)
         (directory / f'{name}.bin').write_bytes(found.serialize())
 

@@ -169,7 +169,6 @@ class Schedule(NamedTuple):
 
 
 _platform = jax.make_user_context(default_value=None)
-_exporting = jax.make_user_context(default_value=False)
 _schedule = jax.make_user_context(default_value=None)  # part of jit's cache key, like the mesh
 
 
@@ -190,16 +189,6 @@ def placed(mesh: Mesh, config: config_lib.Mesh) -> Iterator[None]:
 def platform() -> str:
     """Returns the JAX backend of the current mesh's devices; without a mesh that of this process."""
     return str(_platform.value or jax.default_backend())
-
-
-def exporting() -> contextlib.AbstractContextManager[Any]:
-    """A context in which programs are traced that other processes run, maybe on other platforms."""
-    return _exporting(True)
-
-
-def exported() -> bool:
-    """Returns whether other processes run what is traced."""
-    return bool(_exporting.value)
 
 
 def jax_platform(mesh: Mesh) -> str:
@@ -292,9 +281,7 @@ def as_stored(grads: Any, abstract: Any) -> Any:
         whole = spec(leaf.shape, names, rules, mesh)
         if parts == whole or not isinstance(grad, jax.Array):
             return grad
-        for each in (parts, whole):
-            grad = jax.lax.with_sharding_constraint(grad, NamedSharding(mesh, each))
-        return grad
+        return divided(divided(grad, parts), whole)
 
     return jax.tree.map(place, nn.get_partition_spec(abstract), unboxed(abstract), grads)
 
@@ -308,7 +295,21 @@ def on_host(shardings: Any, abstract: Any) -> Any:
     return jax.tree.map(place, shardings, unboxed(abstract))
 
 
+def divided(x: jax.Array, axes: Iterable[Any]) -> jax.Array:
+    """Returns an array constrained to be split by these axes of the current mesh, along each of its own."""
+    place = NamedSharding(jax.sharding.get_abstract_mesh(), PartitionSpec(*axes))
+    return jax.lax.with_sharding_constraint(x, place)
+
+
 def spec(shape: Sequence[int], names: Iterable[str | None], rules: Rules, mesh: Mesh | AbstractMesh) -> PartitionSpec:
+    """Returns `axes_of` as JAX takes them."""
+    found = axes_of(shape, names, rules, mesh)
+    return PartitionSpec(*(axes if len(axes) > 1 else axes[0] if axes else None for axes in found))
+
+
+def axes_of(
+    shape: Sequence[int], names: Iterable[str | None], rules: Rules, mesh: Mesh | AbstractMesh
+) -> list[tuple[str, ...]]:
     """Returns the axes of the mesh that split an array. Each splits the first axis whose size it divides."""
     found: list[tuple[str, ...]] = []
     for size, name in zip(shape, names, strict=False):
@@ -319,7 +320,7 @@ def spec(shape: Sequence[int], names: Iterable[str | None], rules: Rules, mesh: 
             if free and size % math.prod(mesh.shape[each] for each in (*kept, axis)) == 0:
                 kept += (axis,)
         found.append(kept)
-    return PartitionSpec(*(axes if len(axes) > 1 else axes[0] if axes else None for axes in found))
+    return found
 
 
 def batch_share(mesh: Mesh) -> tuple[int, int]:

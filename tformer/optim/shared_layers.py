@@ -4,7 +4,7 @@ import math
 
 import jax
 from flax import linen as nn
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from tformer.distributed import sharding
 from tformer.optim.parameters import STACKED
@@ -16,14 +16,14 @@ def whole(x: jax.Array, names: PartitionSpec) -> jax.Array:
     """Returns an array whose axes have these logical names, of whose layers each device has some, with whole matrices,
     as far as the mesh divides their number; else parts of all."""
     for parts in _way(x, names):
-        x = _placed(x, parts)
+        x = sharding.divided(x, parts)
     return x
 
 
 def stored(x: jax.Array, names: PartitionSpec) -> jax.Array:
     """Returns what `whole` gives, or what is made of it, where the parameter is."""
     for parts in reversed(_way(x, names)):
-        x = _placed(x, parts)
+        x = sharding.divided(x, parts)
     return x
 
 
@@ -33,8 +33,7 @@ def _way(x: jax.Array, names: PartitionSpec) -> list[Parts]:
     mesh, rules = jax.sharding.get_abstract_mesh(), nn.get_logical_axis_rules()
     if mesh.size == 1 or not rules or 'layers' not in names:
         return []
-    spec = sharding.spec(x.shape, names, rules, mesh)
-    way: list[Parts] = [[(part,) if isinstance(part, str) else part or () for part in spec]]
+    way: list[Parts] = [sharding.axes_of(x.shape, names, rules, mesh)]
     at = list(names).index('layers')
     for axis in [axis for name, part in zip(names, way[0], strict=True) for axis in part if name not in STACKED]:
         mine = (*way[-1][at], axis)
@@ -42,8 +41,3 @@ def _way(x: jax.Array, names: PartitionSpec) -> list[Parts]:
             rest = [tuple(each for each in part if each != axis) for part in way[-1]]
             way.append([mine if place == at else part for place, part in enumerate(rest)])
     return way
-
-
-def _placed(x: jax.Array, parts: Parts) -> jax.Array:
-    place = NamedSharding(jax.sharding.get_abstract_mesh(), PartitionSpec(*parts))
-    return jax.lax.with_sharding_constraint(x, place)

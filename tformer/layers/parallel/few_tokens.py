@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import jax
 from flax import linen as nn
-from jax.sharding import NamedSharding, PartitionSpec
 
 from tformer.distributed import sharding
 from tformer.layers.parallel.each_device import free_axes, split, ways
@@ -23,14 +22,14 @@ class Travel(NamedTuple):
 
     def to_kernel(self, x: jax.Array, letters: str) -> jax.Array:
         """Returns an operand where the parts of the kernel are, or the result where they have made it."""
-        return _placed(x, [self.axes.get(letter, ()) for letter in letters])
+        return sharding.divided(x, [self.axes.get(letter, ()) for letter in letters])
 
     def back(self, y: jax.Array, letters: str) -> jax.Array:
         """Returns the result, or the sum of what the parts have made of it, where its rows are."""
         if any(set(self.axes.get(letter, ())) & set(self.rows) for letter in letters if letter != 'B'):
             y = self.to_kernel(y, letters)
         left = {letter: tuple(axis for axis in axes if axis not in self.rows) for letter, axes in self.axes.items()}
-        return _placed(y, [self.rows if letter == 'B' else left.get(letter, ()) for letter in letters])
+        return sharding.divided(y, [self.rows if letter == 'B' else left.get(letter, ()) for letter in letters])
 
 
 def travel(equation: str, x: jax.Array, shape: Sequence[int], names: Sequence[str]) -> Travel | None:
@@ -46,22 +45,11 @@ def travel(equation: str, x: jax.Array, shape: Sequence[int], names: Sequence[st
     tokens = [size for letter, size in zip(inputs, x.shape, strict=False) if letter not in letters]
     if not rows or math.prod(tokens[1:]) > STEP:
         return None
-    own, free = sharding.spec(shape, names, rules, mesh), free_axes()
-    axes = {
-        letter: tuple(axis for axis in _tuple(each) if axis in free) for letter, each in zip(letters, own, strict=True)
-    }
+    own, free = sharding.axes_of(shape, names, rules, mesh), free_axes()
+    axes = {letter: tuple(axis for axis in each if axis in free) for letter, each in zip(letters, own, strict=True)}
     shared = {axis for each in axes.values() for axis in each}.intersection(rows)
     axes['B'] = tuple(axis for axis in rows if axis not in shared)
     sizes = dict(zip(letters, shape, strict=True))
     moved = sum(math.prod(sizes.get(letter, 1) for letter in each) for each in (inputs, outputs))  # of a token
     many = math.prod(tokens) // ways(axes['B']) * moved >= math.prod(shape)
     return None if many or not shared else Travel(rows, axes)
-
-
-def _tuple(axes: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    return (axes,) if isinstance(axes, str) else axes or ()
-
-
-def _placed(x: jax.Array, axes: Sequence[tuple[str, ...]]) -> jax.Array:
-    place = NamedSharding(jax.sharding.get_abstract_mesh(), PartitionSpec(*axes))
-    return jax.lax.with_sharding_constraint(x, place)
