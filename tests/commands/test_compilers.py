@@ -90,6 +90,15 @@ def test_each_token_is_multiplied_by_its_own_experts_alone(programs, family):
     assert sum(count for name, count in row['kernels'].items() if 'grouped' in name or 'triton' in name) >= 6 * 4
 
 
+def test_a_layer_sums_its_gradients_of_what_an_encoder_says_at_most_once(programs):
+    """Those of keys and values together; an encoder's layer has two sums forwards and two backwards, a decoder's three
+    of each besides; embeddings and logits have three. Some compilers have one of an encoder's for all layers."""
+    row, layers = programs['tensor', 'encoder_decoder'], 4
+    one = 2 * 3 / 4 * 8 * 256 * 256 * 2  # what a device sends to sum the stream of its eight rows, in two bytes
+    (sent,) = (each['bytes'] for each in row['collectives'] if each['axes'] == ['tensor'] and 'reduce' in each['kind'])
+    assert sent < (layers * (2 + 2 + 3 + 3 + 1) + 3 + 0.1) * one
+
+
 @pytest.fixture(scope='module')
 def slices():
     """The figures of two slices, by family."""

@@ -18,15 +18,15 @@ from tformer.commands import attention, inspect
 from tformer.commands.run import Run
 from tformer.config import Config, Data, Decode, Mesh, Model, Optimizer, Train
 from tformer.decode.generate import make_generate
-from tformer.distributed import sharding
+from tformer.distributed import costs, hlo, sharding
 from tformer.errors import UserError
 from tformer.hf import export_params
-from tformer.layers import recurrent
+from tformer.layers import recurrent, recurrent_cells
 from tformer.layers.dropout import DropoutRates
 from tformer.layers.layer_stack import PerLayer
 from tformer.layers.outputs import HEADS
-from tformer.layers.recurrent import CELLS
 from tformer.layers.recurrent_attention import SCORES, CrossAttention, Source, attention_weights
+from tformer.layers.recurrent_cells import CELLS, Kernels
 from tformer.layers.resolved import resolve_model
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
@@ -113,6 +113,50 @@ def test_a_layer_is_its_cell_by_hand(cell):
         last = {'lstm': (c, expected[-1])}.get(cell, (expected[-1],))
         for found, wanted in zip(jax.tree.leaves(state), last, strict=True):
             np.testing.assert_allclose(found[row], wanted, atol=1e-5)
+
+
+@pytest.mark.parametrize('backwards', [False, True])
+@pytest.mark.parametrize('cell', CELLS)
+def test_gradients_are_those_of_the_cell_token_by_token(cell, backwards):
+    """Of two rows with padding, the second of which holds two examples."""
+    rng, (B, length, width, units) = np.random.default_rng(0), (2, 6, 3, 4)
+    kind, gates = CELLS[cell], len(CELLS[cell].gates)
+    shapes = (width, gates, units), (gates, units), (units, gates, units), (gates, units)
+    kernels = Kernels(*(jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in shapes))
+    state = jax.tree.map(
+        lambda x: jnp.asarray(rng.standard_normal(x.shape), x.dtype), kind.zeros(B, units, jnp.float32)
+    )
+    x, dy = rng.standard_normal((B, length, width)).astype('f'), rng.standard_normal((B, length, units)).astype('f')
+    real = np.array([[1, 1, 1, 1, 0, 0], [0, 1, 1, 1, 1, 1]], bool)
+    segments = np.array([[1, 1, 1, 1, 1, 1], [1, 1, 1, 2, 2, 2]])
+
+    def by_token(kernels, state, x):
+        outputs = [None] * length
+        for t in reversed(range(length)) if backwards else range(length):
+            before = t + (1 if backwards else -1)
+            if 0 <= before < length:
+                kept = jnp.asarray(segments[:, t] == segments[:, before])[:, None]
+                state = jax.tree.map(lambda s, kept=kept: s * kept, state)
+            inputs = jnp.einsum('BD,DGU->BGU', x[:, t], kernels.inputs_DGU) + kernels.input_bias_GU[None]
+            hidden = jax.tree.leaves(state)[-1]
+            hiddens = jnp.einsum('BU,UGV->BGV', hidden, kernels.hiddens_UGU) + kernels.hidden_bias_GU[None]
+            new, there = kind.update(state, inputs, hiddens), real[:, t][:, None]
+            outputs[t] = jax.tree.leaves(new)[-1] * there
+            state = jax.tree.map(lambda a, b, there=there: jnp.where(there, a, b), new, state)
+        return state, jnp.stack(outputs, 1)
+
+    def read(kernels, state, x):
+        return recurrent_cells.read(kind, kernels, state, x, real, segments, backwards=backwards)
+
+    def loss(function, *arguments):
+        last, y = function(*arguments)
+        return jnp.sum(y * dy) + sum(jnp.sum(part**2) for part in jax.tree.leaves(last))
+
+    for argument in range(3):
+        found, wanted = (
+            jax.grad(functools.partial(loss, each), argument)(kernels, state, x) for each in (read, by_token)
+        )
+        jax.tree.map(lambda a, b: assert_near(a, b, 1e-6), found, wanted)
 
 
 def test_backwards_is_forwards_over_the_real_tokens_turned_round():
@@ -347,6 +391,42 @@ def test_eight_devices_are_one(case):
         logits, grads = jax.device_get(jax.jit(with_gradients(case.apply))(params, *placed))
     assert_near(logits, case.both[0], 1e-5)
     jax.tree.map(lambda a, b: assert_near(a, b, 1e-5), grads, case.both[1])
+
+
+MESHES = {
+    'data': Mesh(),
+    'fsdp': Mesh(data=1, fsdp=8),
+    'fsdp and tensor': Mesh(data=1, fsdp=2, tensor=4),
+    'context': Mesh(data=4, context=2),
+}
+
+
+@pytest.mark.parametrize('mesh', MESHES)
+def test_devices_gather_kernels_once_and_not_for_each_token(mesh):
+    """Each reads an eighth of the rows, whatever axes the mesh has."""
+    rows, length, width, mesh_config = 8, 40, 64, MESHES[mesh]
+    cfg = resolve_model(make_model('decoder', 'lstm', emb_dim=width, num_decoder_layers=1))
+    layer, rng = recurrent.Layer(cfg, 'decoder'), np.random.default_rng(0)
+    x, dy = (rng.standard_normal((rows, length, width)).astype('f') for _ in range(2))
+    real = np.arange(length) < rng.integers(20, length, (rows, 1))
+    boxed = jax.eval_shape(lambda: layer.init(jax.random.key(0), x, None, real, None, DropoutRates(), PerLayer()))
+    params = random_params(sharding.unboxed(boxed))
+
+    def loss(params, x):
+        return jnp.sum(layer.apply(params, x, None, real, None, DropoutRates(), PerLayer())[0] * dy)
+
+    both = jax.grad(loss, (0, 1))
+    expected = jax.jit(both)(params, x)
+    made, rules = sharding.make_mesh(mesh_config), sharding.make_rules(mesh_config)
+    shardings = sharding.tree_shardings(boxed, made, rules)
+    with sharding.placed(made, mesh_config):
+        placed = jax.device_put(params, shardings), jax.device_put(x, sharding.batch_sharding(made))
+        compiled = jax.jit(both, out_shardings=(shardings, None)).lower(*placed).compile()
+        found, program = compiled(*placed), hlo.parse(compiled.as_text())
+    jax.tree.map(lambda a, b: assert_near(a, b, 1e-5), found, expected)
+    assert sum(row.count for row in costs.collectives(program, made)) < length
+    product = 2 * (rows // 8 * length) * width * 4 * width
+    assert costs.flops(program) == 2 * product + 4 * product  # forwards, and the gradients of all operands
 
 
 def test_bfloat16_is_near(case):

@@ -37,8 +37,8 @@ from tformer.layers import (
     parametrization,
     placements,
     positions,
-    recurrent,
     recurrent_attention,
+    recurrent_cells,
     rope_scalings,
 )
 from tformer.optim import optimizers, parameters, schedules
@@ -53,7 +53,7 @@ def _or_none(table: dict[Any, Any]) -> Iterable[Any]:
 
 TABLES: dict[str, Iterable[Any]] = {
     'model.family': model.FAMILIES,
-    'model.recurrence': _or_none(recurrent.CELLS),
+    'model.recurrence': _or_none(recurrent_cells.CELLS),
     'model.recurrent_attention': _or_none(recurrent_attention.SCORES),
     'model.tied_embeddings': model.TIED_EMBEDDINGS,
     'model.embedding_scale': embed.EMBEDDING_SCALES,

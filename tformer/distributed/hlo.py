@@ -143,7 +143,7 @@ def _callees(program: Program, instruction: Instruction, cost: Cost) -> list[tup
         keys = ('branch_computations', 'true_computation', 'false_computation')
         branches = [branch for key in keys for branch in named.get(key, ())]
         return [(max(branches, key=lambda branch: _total(program, cost, branch)), 1)]
-    if instruction.opcode in ('call', 'async-start', 'fusion'):
+    if instruction.opcode in ('call', 'call-start', 'async-start', 'fusion'):
         return [(callee, 1) for key in ('calls', 'to_apply') for callee in named.get(key, ())]
     return []
 

@@ -1,5 +1,6 @@
 """Products of activations with kernels, or with one another, whose gradients XLA makes fast on a CPU."""
 
+import functools
 import math
 from typing import Any
 
@@ -54,14 +55,19 @@ _ordered.defvjp(_forward, _backward)
 
 def fork(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns x for two products, of which the second's gradient is added to the first's as it is written: on a GPU, by
-    cuBLAS. XLA finds that in two summands, and not in more."""
-    whole = jax.sharding.get_abstract_mesh().shape.get('tensor', 1) == 1  # else one sum over devices would become two
-    return _fork(x) if platform() == 'gpu' and whole else (x, x)
+    cuBLAS. XLA finds that in two summands, and not in more. Where devices have parts of both gradients, they are added
+    before the sum over the devices."""
+    parts = jax.sharding.get_abstract_mesh().shape.get('tensor', 1) > 1
+    return _fork(parts, x) if parts or platform() == 'gpu' else (x, x)
 
 
-@jax.custom_vjp
-def _fork(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _fork(parts: bool, x: jax.Array) -> tuple[jax.Array, jax.Array]:
     return x, x
 
 
-_fork.defvjp(lambda x: (_fork(x), None), lambda _, dx: (jax.lax.optimization_barrier(dx[0]) + dx[1],))
+def _join(parts: bool, _: None, dx: tuple[jax.Array, jax.Array]) -> tuple[jax.Array]:
+    return ((dx[0] if parts else jax.lax.optimization_barrier(dx[0])) + dx[1],)
+
+
+_fork.defvjp(lambda parts, x: (_fork(parts, x), None), _join)

@@ -8,25 +8,21 @@ The decoder's first state is the encoder's last, layer by layer (Sutskever et al
 without input feeding). Dropout acts between layers, not between tokens (Zaremba et al. 2014).
 """
 
-from collections.abc import Callable
-from typing import Any
-
 import flax.struct
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from tformer.distributed.sharding import constrain, partitioned
+from tformer.distributed.sharding import constrain
 from tformer.errors import choose
 from tformer.layers.dropout import DropoutRates, drop
 from tformer.layers.embed import InputEmbedding
 from tformer.layers.initializers import make_initializer
 from tformer.layers.layer_stack import LayerStack, NamedValue, PerLayer
 from tformer.layers.recurrent_attention import CrossAttention, Source
+from tformer.layers.recurrent_cells import CELLS, Cell, CellKernels, State, read
 from tformer.layers.resolved import ResolvedModel
 from tformer.layers.tower import AnyTower, Batch, positions_of
-
-State = Any  # an array, or a tuple of them
 
 
 class Encoded(flax.struct.PyTreeNode):
@@ -62,67 +58,15 @@ class StateCache(flax.struct.PyTreeNode):
 # ------------------------------------------------------------------------------------------------------------- layers
 
 
-def make_cell(cfg: ResolvedModel, stack: str, width: int) -> nn.RNNCellBase:
-    """Returns the cell. Each gate's recurrent kernel starts orthogonal (Saxe et al. 2014)."""
-    return choose(CELLS, cfg.recurrence, 'model.recurrence')(
-        width,
-        kernel_init=partitioned(make_initializer(cfg, 'dense', cfg.emb_dim, width, stack), 'embed', 'cell'),
-        recurrent_kernel_init=partitioned(orthogonal, 'embed', 'cell'),
-        bias_init=partitioned(nn.initializers.zeros, 'cell'),
-        dtype=jnp.dtype(cfg.dtype),
-        param_dtype=jnp.dtype(cfg.param_dtype),
-    )
+def make_cell(cfg: ResolvedModel, stack: str, units: int) -> CellKernels:
+    """Returns the parameters of a cell. Each gate's hidden kernel starts orthogonal (Saxe et al. 2014)."""
+    initializer = make_initializer(cfg, 'dense', cfg.emb_dim, units, stack)
+    return CellKernels(cfg, cell_of(cfg), cfg.emb_dim, units, initializer)
 
 
-def orthogonal(key: jax.Array, shape: tuple[int, ...], dtype: jax.typing.DTypeLike) -> jax.Array:
-    """Flax's orthogonal initializer, computed in float32."""
-    return nn.initializers.orthogonal()(key, shape, jnp.float32).astype(dtype)
-
-
-def zero_state(cfg: ResolvedModel, rows: int, width: int) -> State:
-    """Returns the state before the first token."""
-    cell = choose(CELLS, cfg.recurrence, 'model.recurrence')(width, param_dtype=jnp.dtype(cfg.dtype), parent=None)
-    return cell.initialize_carry(jax.random.key(0), (rows, width))
-
-
-def read(
-    cell: nn.RNNCellBase,
-    state: State,
-    x_BTD: jax.Array,
-    real_BT: jax.Array,
-    segments_BT: jax.Array | None = None,
-    *,
-    backwards: bool = False,
-) -> tuple[State, jax.Array]:
-    """Runs a cell over rows. Returns (the state after the last real token, the outputs, 0 at padding).
-
-    Args:
-      cell: from (state, x_BD) to (state, y_BD).
-      state: before the first token.
-      x_BTD: inputs.
-      real_BT: False at padding, which does not change the state.
-      segments_BT: with packing, the example that each token belongs to; a new example starts from a zero state.
-      backwards: from the last token to the first.
-    """
-    begins_BT = None
-    if segments_BT is not None:
-        changes_BT = segments_BT[:, 1:] != segments_BT[:, :-1]
-        begins_BT = jnp.pad(changes_BT, [(0, 0), (0, 1) if backwards else (1, 0)])
-
-    def where(condition_B: jax.Array, new: State, old: State) -> State:
-        return jax.tree.map(lambda a, b: jnp.where(condition_B[:, None], a, b), new, old)
-
-    def step(cell: nn.RNNCellBase, state: State, token: Any) -> tuple[State, jax.Array]:
-        x_BD, real_B, begins_B = token
-        if begins_B is not None:
-            state = where(begins_B, jax.tree.map(jnp.zeros_like, state), state)
-        new, y_BD = cell(state, x_BD)
-        return where(real_B, new, state), where(real_B, y_BD, jnp.zeros_like(y_BD))
-
-    scanned = nn.scan(
-        step, variable_broadcast='params', split_rngs={'params': False}, in_axes=1, out_axes=1, reverse=backwards
-    )
-    return scanned(cell, state, (x_BTD, real_BT, begins_BT))
+def cell_of(cfg: ResolvedModel) -> Cell:
+    """Returns the cell that a model is of."""
+    return choose(CELLS, cfg.recurrence, 'model.recurrence')
 
 
 class Layer(nn.Module):
@@ -149,13 +93,14 @@ class Layer(nn.Module):
         layer: PerLayer,
     ) -> tuple[jax.Array, State]:
         """Returns (the outputs, the state after the last real token)."""
-        (B, _, D), tokens = x_BTD.shape, (x_BTD, real_BT, segments_BT)
+        (B, _, D), tokens, cell = x_BTD.shape, (x_BTD, real_BT, segments_BT), cell_of(self.cfg)
         if self.cfg.bidirectional and self.stack == 'encoder':
-            zero = zero_state(self.cfg, B, D // 2)
-            ways = read(self.forward_cell, zero, *tokens), read(self.backward_cell, zero, *tokens, backwards=True)
+            zero, forward, backward = cell.zeros(B, D // 2, self.cfg.dtype), self.forward_cell(), self.backward_cell()
+            ways = read(cell, forward, zero, *tokens), read(cell, backward, zero, *tokens, backwards=True)
             state, x_BTD = jax.tree.map(lambda a, b: jnp.concatenate([a, b], -1), *ways)
         else:
-            state, x_BTD = read(self.cell, zero_state(self.cfg, B, D) if state is None else state, *tokens)
+            state = cell.zeros(B, D, self.cfg.dtype) if state is None else state
+            state, x_BTD = read(cell, self.cell(), state, *tokens)
         x_BTD = drop(self, self.output(x_BTD), dropout_rates.residual)
         return constrain(x_BTD, 'batch', 'length', 'act_embed'), state
 
@@ -223,7 +168,7 @@ class RecurrentTower(AnyTower):
         """Returns the cache before the first token. It holds one state whatever the number of `slots`."""
         if encoded is not None and positions_BS is not None:
             return StateCache(encoded.state, self.stack.source(encoded, positions_BS))
-        zero, L = zero_state(self.cfg, rows, self.cfg.emb_dim), self.cfg.num_decoder_layers
+        zero, L = cell_of(self.cfg).zeros(rows, self.cfg.emb_dim, self.cfg.dtype), self.cfg.num_decoder_layers
         return StateCache(jax.tree.map(lambda x: jnp.broadcast_to(x, (L, *x.shape)), zero), None)
 
     def extend(
@@ -238,10 +183,3 @@ class RecurrentTower(AnyTower):
         x_BTD = self.input_embedding(x_BTW, positions_BT, DropoutRates())
         x_BTD, state = self.stack(x_BTD, cache.state, cache.source, positions_BT >= 0, None, DropoutRates())
         return x_BTD.reshape(*shape, -1), cache.replace(state=state)
-
-
-CELLS: dict[str, Callable[..., nn.RNNCellBase]] = {
-    'rnn': nn.SimpleCell,  # h' = tanh(W x + U h + b) (Elman 1990)
-    'lstm': nn.OptimizedLSTMCell,  # Hochreiter & Schmidhuber 1997, with the forget gate of Gers et al. 2000
-    'gru': nn.GRUCell,  # Cho et al. 2014, 2.3; the reset gate is on U h + b, not on h
-}

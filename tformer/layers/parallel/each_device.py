@@ -46,7 +46,8 @@ def on_each_device(
 def on_own_tokens(
     function: Callable[[Any, Any], Any], shared: Any, tokens: Any, axis: str = 'length', features: str | None = None
 ) -> Any:
-    """Returns function(shared, tokens), each device with its own tokens, as the rules of the mesh split them.
+    """Returns function(shared, tokens), each device with its own tokens, as the rules of the mesh split them. What it
+    does not divide, as a length of which the devices would have unequal parts, is whole on every device.
 
     Args:
       function: returns a pytree of arrays [B, T], or [B, T, F] where `features` are split.
@@ -57,9 +58,9 @@ def on_own_tokens(
     """
     mesh, shape = jax.sharding.get_abstract_mesh(), jax.tree.leaves(tokens)[0].shape
     named = [('batch', shape[0]), (axis, shape[1]), *([] if features is None else [(features, shape[2])])]
-    parts = [split(name, size) for name, size in named] if mesh.size > 1 else [None]
-    axes = [each for part in parts for each in part or ()]
-    if None in parts or ways(tuple(axes)) == 1:
+    parts = [split(name, size) or () for name, size in named] if mesh.size > 1 else []
+    axes = [each for part in parts for each in part]
+    if ways(tuple(axes)) == 1:
         return function(shared, tokens)
     whole = all(mesh.shape[axis] == 1 for axis in free_axes() - set(axes))
     manual, own = free_axes() if whole else set(axes), P(*parts)
