@@ -6,7 +6,7 @@ import math
 import pytest
 
 from tformer import errors
-from tformer.distributed import costs, devices
+from tformer.distributed import collectives, costs, devices
 
 MESH_OF_CLUSTER = {'pipeline': 1, 'data': 4, 'fsdp': 64, 'expert': 1, 'context': 1, 'tensor': 8}
 
@@ -37,8 +37,8 @@ def work(times=1, flops=0.0, moved=0.0, cycles=None):
 def test_times_at_the_peaks():
     device = devices.Device('d', 'tpu', 8e9, {'bfloat16': 100.0}, 10.0, 8, near_bytes=4.0, far_bytes=1.0)
     sent = [
-        costs.Collective('all-reduce', ('tensor',), 1, 8.0),
-        costs.Collective('all-gather', ('fsdp',), 1, 5.0, hidden=3.0),
+        collectives.Collective('all-reduce', ('tensor',), 1, 8.0),
+        collectives.Collective('all-gather', ('fsdp',), 1, 5.0, hidden=3.0),
     ]
     works = [work(flops=300.0, moved=10.0), work(times=3, moved=10.0)]
     found = devices.times(device, 'bfloat16', works, sent, MESH_OF_CLUSTER)
@@ -46,14 +46,14 @@ def test_times_at_the_peaks():
     assert found.least == 7.0
     clocked = device._replace(clock=2.0)
     assert devices.times(clocked, 'bfloat16', [work(flops=300.0, cycles=20)], (), MESH_OF_CLUSTER).step == 10.0
-    waiting = [costs.Collective('all-gather', ('tensor',), 1, 80.0, hidden=80.0)]  # longer than all other work
+    waiting = [collectives.Collective('all-gather', ('tensor',), 1, 80.0, hidden=80.0)]  # longer than all other work
     assert devices.times(device, 'bfloat16', works, waiting, MESH_OF_CLUSTER).step == 20.0
 
 
 def test_devices_that_a_fast_network_just_joins_are_near():
     device = devices.Device('d', 'tpu', 1.0, {'bfloat16': 1.0}, 1.0, near=4, near_bytes=10.0, far_bytes=1.0)
     mesh = {'data': 2, 'tensor': 4}
-    near, far = (costs.Collective('all-reduce', (axis,), 1, 20.0) for axis in ('tensor', 'data'))
+    near, far = (collectives.Collective('all-reduce', (axis,), 1, 20.0) for axis in ('tensor', 'data'))
     assert devices.times(device, 'bfloat16', (), [near], mesh).network == 2
     assert devices.times(device, 'bfloat16', (), [far], mesh).network == 20
     both = dataclasses.replace(near, axes=('data', 'tensor'))

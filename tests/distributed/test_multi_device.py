@@ -13,7 +13,7 @@ from comparing import descent, relative
 from starting import make_start
 from tformer import checks, config
 from tformer.config import Config, Mesh, Model, Train
-from tformer.distributed import costs, hlo, sharding
+from tformer.distributed import collectives, hlo, sharding
 from tformer.errors import UserError
 from tformer.layers import kernels
 from tformer.layers.parallel import ring_attention
@@ -194,7 +194,7 @@ def test_what_is_sent_is_what_the_closed_formula_says(name):
     num_params = sum(x.size for x in jax.tree.leaves(params))
     found = {
         (row.kind, '+'.join(row.axes)): row.bytes
-        for row in costs.collectives(hlo.parse(text), sharding.make_mesh(MESHES[name]))
+        for row in collectives.of(hlo.parse(text), sharding.make_mesh(MESHES[name]))
     }
     for key, wanted in expected_traffic(name, num_params).items():
         assert found.pop(key) == pytest.approx(wanted, rel=0.05), key
@@ -221,7 +221,7 @@ def test_a_strategy_is_made_of_its_collectives(family, name):
     _, _, params, text = trained(family, name)
     found = {
         (row.kind, '+'.join(row.axes)): row.bytes
-        for row in costs.collectives(hlo.parse(text), sharding.make_mesh(MESHES[name]))
+        for row in collectives.of(hlo.parse(text), sharding.make_mesh(MESHES[name]))
     }
     assert found.keys() >= EXPECTED[name]
     if name == 'data':

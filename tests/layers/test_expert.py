@@ -16,7 +16,7 @@ from small_training import ROWS, T, Trainer, make_batch, make_config
 from starting import make_start
 from tformer import checks, config
 from tformer.config import Model
-from tformer.distributed import costs, device_groups, hlo, sharding
+from tformer.distributed import collectives, device_groups, hlo, sharding
 from tformer.errors import UserError
 from tformer.layers import moe
 from tformer.layers.moe import Moe
@@ -106,7 +106,7 @@ def test_without_drops_tokens_stay_where_they_are_if_every_device_has_all_expert
         rows = jax.device_put(tokens(), sharding.batch_sharding(mesh))
         forward = jax.jit(lambda *arguments: Moe(cfg, 'decoder', E).apply({'params': arguments[0]}, *arguments[1:]))
         text = forward.lower(params, *rows).compile().as_text()
-    sent = {(row.kind, row.axes): row.bytes for row in costs.collectives(hlo.parse(text), mesh)}
+    sent = {(row.kind, row.axes): row.bytes for row in collectives.of(hlo.parse(text), mesh)}
     assert sent.pop(('all-gather', ('fsdp',)))  # kernels
     own = math.prod(tokens()[1].shape) // 4  # tokens of a device
     assert sent.pop(('all-reduce', ('tensor',))) <= own * (D + E) * 4  # the sums of columns, once a token
@@ -216,7 +216,7 @@ def trained(objective, choices):
     return train(experts(objective, 'dropless', choices), config.Mesh(data=1), 1)[0]
 
 
-def collectives(text, mesh, kind):
+def exchanged(text, mesh, kind):
     """[(float32 bytes of the result, axes of the mesh)] of a compiled program's instructions."""
     found = [i for each in hlo.parse(text).computations.values() for i in each.values()]
     found = [i for i in found if i.opcode.removesuffix('-start') == kind]
@@ -254,16 +254,16 @@ def test_training_over_devices_equals_one_device(objective, dispatch, choices, m
         held = {shard.data.shape for shard in layers[name]['kernel'].addressable_shards}
         assert held == {(2, E // sizes.expert, wide // split[0], high // split[1])}
 
-    gathers = collectives(text, made, 'all-gather')
+    gathers = exchanged(text, made, 'all-gather')
     assert max(size for size, _ in gathers) < 4 * E * D * F // sizes.tensor  # no kernels of all experts
     if objective == 'causal_lm':  # one loop over the layers forwards, one backwards: there and back in each
         r = ROWS * T // (sizes.data * sizes.fsdp * sizes.expert)
         if dispatch == 'capacity':
             places = E * math.ceil(cfg.model.expert_capacity * r * choices / E)
-            sent = [size for size, axes in collectives(text, made, 'all-to-all') if axes == ('expert',)]
+            sent = [size for size, axes in exchanged(text, made, 'all-to-all') if axes == ('expert',)]
             assert sent == [4 * places * D] * 4
         else:
-            sums = [size for size, axes in collectives(text, made, 'reduce-scatter') if axes == ('expert',)]
+            sums = [size for size, axes in exchanged(text, made, 'reduce-scatter') if axes == ('expert',)]
             assert gathers.count((4 * sizes.expert * r * D, ('expert',))) == sums.count(4 * r * D) == 2
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from comparing import relative
 from tformer.config import Mesh, Model
-from tformer.distributed import costs, hlo, sharding
+from tformer.distributed import collectives, hlo, sharding
 from tformer.layers.parallel import few_tokens
 from tformer.model import build
 
@@ -65,7 +65,7 @@ def on(mesh_config, model, boxed, tokens_BT):
         variables = jax.device_put(sharding.unboxed(boxed), sharding.tree_shardings(boxed, mesh, rules))
         placed = jax.device_put(tokens_BT, sharding.batch_sharding(mesh))
         compiled = jax.jit(functools.partial(step, model)).lower(variables, placed).compile()
-        sent = {(row.kind, row.axes): row.bytes for row in costs.collectives(hlo.parse(compiled.as_text()), mesh)}
+        sent = {(row.kind, row.axes): row.bytes for row in collectives.of(hlo.parse(compiled.as_text()), mesh)}
         return np.asarray(compiled(variables, placed)), sent
 
 

@@ -18,7 +18,7 @@ from tformer.commands import attention, inspect
 from tformer.commands.run import Run
 from tformer.config import Config, Data, Decode, Mesh, Model, Optimizer, Train
 from tformer.decode.generate import make_generate
-from tformer.distributed import costs, hlo, sharding
+from tformer.distributed import collectives, costs, hlo, sharding
 from tformer.errors import UserError
 from tformer.hf import export_params
 from tformer.layers import recurrent, recurrent_cells
@@ -424,7 +424,7 @@ def test_devices_gather_kernels_once_and_not_for_each_token(mesh):
         compiled = jax.jit(both, out_shardings=(shardings, None)).lower(*placed).compile()
         found, program = compiled(*placed), hlo.parse(compiled.as_text())
     jax.tree.map(lambda a, b: assert_near(a, b, 1e-5), found, expected)
-    assert sum(row.count for row in costs.collectives(program, made)) < length
+    assert sum(row.count for row in collectives.of(program, made)) < length
     product = 2 * (rows // 8 * length) * width * 4 * width
     assert costs.flops(program) == 2 * product + 4 * product  # forwards, and the gradients of all operands
 

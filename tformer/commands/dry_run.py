@@ -23,7 +23,7 @@ from tformer.config import Mesh as MeshConfig
 from tformer.data.batches.packing import BATCHING
 from tformer.decode.generate import STRATEGIES, begin, cache_slots
 from tformer.decode.sample import prefill
-from tformer.distributed import compilers, costs, devices, hlo, sharding, traffic
+from tformer.distributed import collectives, compilers, costs, devices, hlo, sharding, traffic
 from tformer.distributed.devices import Target, Times, times
 from tformer.errors import UserError
 from tformer.layers import kernel_choice
@@ -65,9 +65,9 @@ class DryRun:
         return costs.works(self.program)
 
     @functools.cached_property
-    def collectives(self) -> list[costs.Collective]:
+    def collectives(self) -> list[collectives.Collective]:
         """The collectives that one device takes part in."""
-        return costs.collectives(self.program, self.mesh)
+        return collectives.of(self.program, self.mesh)
 
     @property
     def peak(self) -> float:

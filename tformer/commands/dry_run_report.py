@@ -8,7 +8,7 @@ from typing import Any
 from tformer.commands.dry_run import TRAIN_STEP, DryRun, compile_program
 from tformer.config import Config
 from tformer.data.batches.packing import BATCHING
-from tformer.distributed import costs, hlo, traffic
+from tformer.distributed import collectives, costs, hlo, traffic
 from tformer.distributed.devices import Target, times
 from tformer.layers import kernel_choice
 
@@ -65,9 +65,9 @@ def _size(name: str, size: float) -> str:
     return f'  {name:<30} {_gib(size):>14}'
 
 
-def _collectives(found: list[costs.Collective]) -> list[str]:
+def _collectives(found: list[collectives.Collective]) -> list[str]:
     title = 'collectives: kind, mesh axes (far: between slices), count, bytes that a device sends, beside other work'
-    total = costs.Collective(
+    total = collectives.Collective(
         'all', (), sum(x.count for x in found), sum(x.bytes for x in found), sum(x.hidden for x in found)
     )
     lines = [

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from tformer.distributed.costs import Collective, Work
+from tformer.distributed.collectives import Collective
+from tformer.distributed.costs import Work
 from tformer.errors import UserError, choose
 
 
