@@ -63,19 +63,24 @@ class CellKernels(nn.Module):
 
     @nn.compact
     def __call__(self) -> Kernels:
-        sides = []
-        for side, width, init, biased in (
-            ('i', self.inputs, self.initializer, self.cell.input_biases),
-            ('h', self.units, orthogonal, self.cell.hidden_biases),
-        ):
-            shape, names = (width, self.units), ('embed', 'cell')
-            own = [
-                Kernel(self.cfg, shape, names, init, gate in biased, name=f'{side}{gate}')() for gate in self.cell.gates
-            ]
-            zeros = jnp.zeros(self.units, self.cfg.param_dtype)
-            biases = [zeros if bias is None else bias for _, bias in own]
-            sides += [jnp.stack([kernel for kernel, _ in own], 1), jnp.stack(biases) if biased else None]
-        return Kernels(*(x if x is None else x.astype(self.cfg.dtype) for x in sides))
+        inputs = self.stacked('i', self.inputs, self.initializer, self.cell.input_biases)
+        return Kernels(*inputs, *self.stacked('h', self.units, orthogonal, self.cell.hidden_biases))
+
+    def stacked(
+        self, side: str, width: int, initializer: Initializer, biased: tuple[str, ...]
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """Returns the kernels of all gates of one side, and their biases, in the activations' dtype."""
+        shape, names, dtype = (width, self.units), ('embed', 'cell'), jnp.dtype(self.cfg.dtype)
+        kernels, biases = zip(
+            *(
+                Kernel(self.cfg, shape, names, initializer, gate in biased, name=side + gate)()
+                for gate in self.cell.gates
+            ),
+            strict=True,
+        )
+        zeros = jnp.zeros(self.units, self.cfg.param_dtype)
+        both = jnp.stack([zeros if bias is None else bias for bias in biases]).astype(dtype) if biased else None
+        return jnp.stack(kernels, 1).astype(dtype), both
 
 
 def orthogonal(key: jax.Array, shape: tuple[int, ...], dtype: jax.typing.DTypeLike) -> jax.Array:

@@ -32,7 +32,7 @@ class Travel(NamedTuple):
         return sharding.divided(y, [self.rows if letter == 'B' else left.get(letter, ()) for letter in letters])
 
 
-def travel(equation: str, x: jax.Array, shape: Sequence[int], names: Sequence[str]) -> Travel | None:
+def travel(equation: str, x: jax.Array, shape: Sequence[int], names: Sequence[str | None]) -> Travel | None:
     """Returns how x meets a kernel of a shape and logical names in a product, or a table; None: where x is.
 
     Tokens travel where the same axes of the mesh split rows and kernel, and what they are and become has fewer numbers
