@@ -13,6 +13,7 @@ import ahead
 import ahead_attention
 import ahead_generation
 import ahead_heads
+import ahead_recurrent
 import ahead_steps
 import ahead_vocabulary
 import compiling
@@ -258,3 +259,15 @@ def test_stages_gather_layers_for_prompts_once_and_steps_gather_no_kernels():
     assert sent < 1.1 * 2 * texts * of_a_token
     gathered = sum(each['bytes'] for each in mixture['collectives'] if each['kind'] == 'all-gather')
     assert gathered < 2 * width * hidden
+
+
+def test_recurrent_layers_gather_their_kernels_once_and_not_for_each_token():
+    """Each once, and its gradient once: an LSTM's two kernels a layer are of four gates; and tables, of which embeddings
+    and logits are. Where devices split heads, they read rows of their own, and nothing is computed twice."""
+    width, layers = ahead_recurrent.WIDTH, ahead_recurrent.LAYERS
+    kernels, table = layers * 2 * 4 * width * width, ahead_recurrent.VOCABULARY * width
+    for row in compiled('h100:8', 'ahead_recurrent.py'):
+        assert sum(each['count'] for each in row['collectives']) < ahead_recurrent.LENGTH
+        sent = sum(each['bytes'] for each in row['collectives'] if each['axes'] == ['fsdp'])
+        assert sent < 4 * (2 * kernels + 8 * table)
+        assert 8 * row['flops'] == row['model_flops']
