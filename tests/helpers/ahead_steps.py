@@ -1,4 +1,4 @@
-"""Compiles a loop of greedy steps of decoding; prints a line of JSON.
+"""Compiles a loop of greedy steps of decoding, and one with a cache of eight bits; prints a line of JSON for each.
 
 python tests/helpers/ahead_steps.py v5e:1x1 | h100:1
 """
@@ -39,15 +39,18 @@ def main(device: str) -> None:
 
         batch = {'inputs': placed(jax.ShapeDtypeStruct((ROWS, PROMPT), jnp.int32))}
         variables = jax.eval_shape(lambda batch: nn.meta.unbox(model.init(jax.random.key(0), batch)), batch)
-        generate = make_generate(model, Decode(strategy='greedy', max_len=NEW), eos=1)
-        executable = generate.lower(jax.tree.map(placed, variables), batch, None).compile()
-    steps = [work for work in costs.works(hlo.parse(executable.as_text())) if work.times == NEW]
-    row = {
-        'parameters': sum(x.size for x in jax.tree.leaves(variables)),
-        'bytes': sum(work.bytes for work in steps),
-        'attention': sum(work.flops for work in steps if 'attention.mix' in work.source),
-    }
-    print(json.dumps(row))
+        for bits in (None, 'int8'):
+            decode = Decode(strategy='greedy', max_len=NEW, cache_quantization=bits)
+            executable = (
+                make_generate(model, decode, eos=1).lower(jax.tree.map(placed, variables), batch, None).compile()
+            )
+            steps = [work for work in costs.works(hlo.parse(executable.as_text())) if work.times == NEW]
+            row = {
+                'parameters': sum(x.size for x in jax.tree.leaves(variables)),
+                'bytes': sum(work.bytes for work in steps),
+                'attention': sum(work.flops for work in steps if 'attention.mix' in work.source),
+            }
+            print(json.dumps(row))
 
 
 if __name__ == '__main__':

@@ -8,6 +8,7 @@ import pytest
 from tformer.config import Model
 from tformer.layers import kernel_choice, masks
 from tformer.layers.cache import Cache, KeyValues
+from tformer.layers.quantized import numbers
 from tformer.model import build
 
 ROWS, SLOTS = 2, 4
@@ -87,7 +88,8 @@ def test_a_cache_of_eight_bits_holds_each_token_and_head_by_a_scale_of_its_own(c
         layer = layer.extend(KeyValues.of(k_BKSH[:, :, part], v_BKSU[:, :, part]), jnp.array(part.start))
     held = cache.replace(own=(layer,), cross=None, encoder_positions_BS=None, index=jnp.array(SLOTS))
     moved = held.grown(SLOTS + 2).ring(SLOTS, jnp.array(0)).repeat(2)
-    for found, expected in zip(moved.own[0].pair(jnp.float32), (k_BKSH, v_BKSU), strict=True):
+    for integers, expected in zip(moved.own[0].pair(), (k_BKSH, v_BKSU), strict=True):
+        found = numbers(integers, jnp.float32)
         bound = np.abs(expected).max(-1, keepdims=True) / 254 * 1.001
         assert (np.abs(found[::2] - expected) <= bound).all() and (found[::2] == found[1::2]).all()
     bytes_of = [sum(x.nbytes for x in jax.tree.leaves(each)) for each in (layer, KeyValues.of(k_BKSH, v_BKSU))]

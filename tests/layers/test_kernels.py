@@ -12,11 +12,12 @@ import pytest
 from tformer.config import Mesh
 from tformer.distributed import sharding
 from tformer.errors import UserError
-from tformer.layers import kernels
+from tformer.layers import attention, kernels
 from tformer.layers.kernel_choice import FEATURES, KERNELS, unserved
 from tformer.layers.kernels import ScoreOptions
 from tformer.layers.masks import AttentionMask
 from tformer.layers.parallel.each_device import on_each_device
+from tformer.layers.quantized import Quantized
 
 B = 2
 ON_CPU = {  # as they run here: small chunks, so that there are several and the last is padded
@@ -120,6 +121,23 @@ def by_hand(arrays, rest):
         if len(seen):
             out[b, n, t] = weights @ v[b, head, seen] / (weights.sum() + sink)
     return out
+
+
+@pytest.mark.parametrize('name', ['one query', 'value size', 'bias shared', 'softcap, sink, values', 'everything'])
+def test_integers_with_scales_are_the_numbers_that_they_stand_for(name):
+    arrays, rest = make(CASES[name])
+    rng = np.random.default_rng(3)
+    integers, scales = {}, {}
+    for part in 'kv':
+        integers[part] = rng.integers(-127, 128, arrays[part].shape).astype(np.int8)
+        scales[part] = rng.uniform(0.001, 0.02, (*arrays[part].shape[:3], 1)).astype(np.float32)
+    numbers = {part: integers[part] * scales[part] for part in 'kv'}
+    places = (jnp.zeros((B, length), jnp.int32) for length in CASES[name].lengths)
+    mask = AttentionMask(*places, visible_BTS=rest['mask_BTS'])
+    options = ScoreOptions(rest['scale'], arrays.get('bias'), rest['softcap'], arrays.get('sink_N'))
+    keys, values = (Quantized(jnp.asarray(integers[part]), jnp.asarray(scales[part])) for part in 'kv')
+    found = jax.jit(attention.of_integers)(arrays['q'], keys, values, mask, options)
+    np.testing.assert_allclose(found, by_hand(arrays | numbers, rest), atol=1e-5)
 
 
 @functools.cache

@@ -18,8 +18,10 @@ from tformer.layers.linear import Dense
 from tformer.layers.masks import AttentionMask
 from tformer.layers.norms import HEAD_NORMS
 from tformer.layers.parallel import ring_attention, ring_kernels
+from tformer.layers.parallel.few_tokens import STEP
 from tformer.layers.positions import Angles, make_bias, rotate
 from tformer.layers.products import fork
+from tformer.layers.quantized import Quantized, numbers
 from tformer.layers.resolved import ResolvedModel
 
 ATTENTION_PATTERNS = {'global': False, 'local': True}  # whether a layer sees only the positions within the window
@@ -127,8 +129,8 @@ class Attention(nn.Module):
     def __call__(
         self,
         x_BTD: jax.Array,
-        k_BKSH: jax.Array,
-        v_BKSU: jax.Array,
+        k_BKSH: jax.Array | Quantized,
+        v_BKSU: jax.Array | Quantized,
         context: AttentionContext,
         window: jax.Array | None = None,
         dropout_rate: MaybeScalar = None,
@@ -142,8 +144,8 @@ class Attention(nn.Module):
     def mix(
         self,
         q_BNTH: jax.Array,
-        k_BKSH: jax.Array,
-        v_BKSU: jax.Array,
+        k_BKSH: jax.Array | Quantized,
+        v_BKSU: jax.Array | Quantized,
         context: AttentionContext,
         window: jax.Array | None,
         dropout_rate: MaybeScalar,
@@ -167,6 +169,11 @@ class Attention(nn.Module):
             dropout_rate=dropout_rate if training else None,
             dropout_key=self.make_rng('dropout') if training else None,
         )
+        looked_at = any(map(self.is_mutable_collection, ('alignments', 'intermediates')))
+        few = q_BNTH.shape[2] <= STEP and not looked_at
+        if few and isinstance(k_BKSH, Quantized) and isinstance(v_BKSU, Quantized):
+            return of_integers(q_BNTH, k_BKSH, v_BKSU, mask, options)
+        k_BKSH, v_BKSU = numbers(k_BKSH, cfg.dtype), numbers(v_BKSU, cfg.dtype)
         if self.cross and self.is_mutable_collection('alignments'):
             probs_BKGTS = kernels.probabilities(q_BNTH, k_BKSH, mask.array(), options)
             self.sow('alignments', 'weights_BTS', probs_BKGTS.mean((1, 2)))
@@ -184,6 +191,17 @@ class Attention(nn.Module):
                 kernel = functools.partial(ring_kernels.ring, pair) if pair else plain
             out_BNTU = kernel(q_BNTH, k_BKSH, v_BKSU, mask, options)
         return out_BNTU
+
+
+def of_integers(
+    q_BNTH: jax.Array, k_BKSH: Quantized, v_BKSU: Quantized, mask: AttentionMask, options: kernels.ScoreOptions
+) -> jax.Array:
+    """Returns what `kernels.reference` does of the numbers that integers stand for, and reads the integers alone: a
+    token's scales are factors on its score and its weight."""
+    k, v = (x.integers.astype(q_BNTH.dtype) for x in (k_BKSH, v_BKSU))
+    key_scales, value_scales = (jnp.swapaxes(x.scales, 2, 3) for x in (k_BKSH, v_BKSU))
+    options = options._replace(key_scales_BK1S=key_scales, value_scales_BK1S=value_scales)
+    return kernel_choice.on_arrays(kernels.reference)(q_BNTH, k, v, mask, options)
 
 
 def split_heads(x_BTD: jax.Array, num_heads: int) -> jax.Array:

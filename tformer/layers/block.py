@@ -107,7 +107,7 @@ class Block(nn.Module):
         keys, values = self.attention.keys_values(for_keys, context.query_angles)
         if cache is not None and inputs.index is not None:
             cache = cache.extend(KeyValues.of(keys, values), inputs.index)
-            keys, values = cache.pair(self.cfg.dtype)
+            keys, values = cache.pair()
         rate = inputs.dropout_rates.attention
         attend = self.attention if cache is None or self.cfg.kv_latent_dim is None else self.attention.absorbed
         return attend(h_BTD, keys, values, context, layer.window, rate), cache
@@ -119,7 +119,7 @@ class Block(nn.Module):
             assert inputs.encoded_BSD is not None
             keys, values = self.cross_attention.keys_values(inputs.encoded_BSD, inputs.cross.key_angles)
         else:
-            keys, values = cached.pair(self.cfg.dtype)
+            keys, values = cached.pair()
         return self.cross_attention(h_BTD, keys, values, inputs.cross, None, inputs.dropout_rates.attention)
 
     def cross_keys_values(self, carry: None, encoded_BSD: jax.Array, angles: Any) -> tuple[None, KeyValues]:

@@ -27,10 +27,9 @@ class KeyValues(flax.struct.PyTreeNode):
         """Returns the keys and values as they are cached."""
         return cls(jnp.swapaxes(k_BKSH, 2, 3), v_BKSU)
 
-    def pair(self, dtype: Any = jnp.float32) -> tuple[jax.Array, jax.Array]:
-        """Returns (k_BKSH, v_BKSU), as attention takes them; integers become numbers of a dtype."""
-        k, v = (x.numbers(dtype) if isinstance(x, Quantized) else x for x in (self.k_BKHS, self.v_BKSU))
-        return jnp.swapaxes(k, 2, 3), v
+    def pair(self) -> tuple[jax.Array | Quantized, jax.Array | Quantized]:
+        """Returns (k_BKSH, v_BKSU), as attention takes them."""
+        return jax.tree.map(lambda x: jnp.swapaxes(x, 2, 3), self.k_BKHS), self.v_BKSU
 
     def quantized(self) -> 'KeyValues':
         """Returns them as integers of eight bits."""

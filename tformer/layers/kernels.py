@@ -46,6 +46,9 @@ class ScoreOptions(NamedTuple):
     # float32, the bias in place of `bias` for a kernel that takes it `by_distance`, which is the place of a query less
     # that of a key: from 1 - S to T - 1
     bias_1NX: jax.Array | None = None
+    # float32, factors on the scores and on the weights: those of keys and of values that are integers, for `reference`
+    key_scales_BK1S: jax.Array | None = None
+    value_scales_BK1S: jax.Array | None = None
 
     def of_pairs(self, T: int) -> 'ScoreOptions':
         """Returns the options with the bias of all pairs of T queries and their keys in place of one by distance."""
@@ -181,6 +184,8 @@ def row_probabilities(q_BNTH: jax.Array, k_BKSH: jax.Array, mask_BTS: jax.Array,
     if options.bias is not None:
         by_row = options._replace(bias=rows(options.bias))
     logits_BKRS = einsum('BKRH,BKSH->BKRS', jnp.float32, rows(q_BNTH * options.scale), k_BKSH)
+    if options.key_scales_BK1S is not None:
+        logits_BKRS *= options.key_scales_BK1S
     logits_BKRS = masked(logits_BKRS, jnp.tile(mask_BTS, (1, N // K, 1))[:, None], by_row)
     return normalized(logits_BKRS, sink_1KR1)
 
@@ -209,6 +214,8 @@ def reference(
     if platform() == 'tpu' and q_BNTH.shape[1:3] == (k_BKSH.shape[1], 1) and options.dropout_key is None:
         return _one_query(q_BNTH, k_BKSH, v_BKSU, mask_BTS, options)
     probs_BKRS = options.drop(row_probabilities(q_BNTH, k_BKSH, mask_BTS, options))
+    if options.value_scales_BK1S is not None:
+        probs_BKRS *= options.value_scales_BK1S
     return seen(attend(probs_BKRS, v_BKSU, q_BNTH.shape[1]), mask_BTS)
 
 

@@ -9,6 +9,7 @@ from tformer.layers.initializers import make_initializer
 from tformer.layers.linear import Dense, Kernel
 from tformer.layers.norms import RMSNorm
 from tformer.layers.positions import Angles, rotate
+from tformer.layers.quantized import Quantized, numbers
 
 
 class LatentAttention(Attention):
@@ -65,14 +66,15 @@ class LatentAttention(Attention):
     def __call__(
         self,
         x_BTD: jax.Array,
-        rotary_B1SR: jax.Array,
-        latent_B1SC: jax.Array,
+        rotary_B1SR: jax.Array | Quantized,
+        latent_B1SC: jax.Array | Quantized,
         context: AttentionContext,
         window: jax.Array | None = None,
         dropout_rate: MaybeScalar = None,
     ) -> jax.Array:
         """Makes each head's keys and values: fewest operations where each key is read by many queries."""
-        (q_BNTH, turned_BNTR), latent_BSC = self.queries(x_BTD, context.query_angles), latent_B1SC[:, 0]
+        q_BNTH, turned_BNTR = self.queries(x_BTD, context.query_angles)
+        rotary_B1SR, latent_BSC = numbers(rotary_B1SR, q_BNTH.dtype), numbers(latent_B1SC, q_BNTH.dtype)[:, 0]
         keys_CNH, values_CNU = self.kernels()
         k_BNSH = jnp.einsum('BSC,CNH->BNSH', latent_BSC, keys_CNH)
         rotary_BNSR = jnp.broadcast_to(rotary_B1SR, (*k_BNSH.shape[:3], rotary_B1SR.shape[-1]))
@@ -83,8 +85,8 @@ class LatentAttention(Attention):
     def absorbed(
         self,
         x_BTD: jax.Array,
-        rotary_B1SR: jax.Array,
-        latent_B1SC: jax.Array,
+        rotary_B1SR: jax.Array | Quantized,
+        latent_B1SC: jax.Array | Quantized,
         context: AttentionContext,
         window: jax.Array | None = None,
         dropout_rate: MaybeScalar = None,
@@ -94,6 +96,7 @@ class LatentAttention(Attention):
         q_BNTH, turned_BNTR = self.queries(x_BTD, context.query_angles)
         keys_CNH, values_CNU = self.kernels()
         q_BNTC = jnp.einsum('BNTH,CNH->BNTC', q_BNTH, keys_CNH)
+        rotary_B1SR, latent_B1SC = numbers(rotary_B1SR, q_BNTC.dtype), numbers(latent_B1SC, q_BNTC.dtype)
         q, k = jnp.concatenate([q_BNTC, turned_BNTR], -1), jnp.concatenate([latent_B1SC, rotary_B1SR], -1)
         out_BNTC = self.mix(q, k, latent_B1SC, context, window, dropout_rate)
         return self.out(jnp.einsum('BNTC,CNU->BNTU', out_BNTC, values_CNU))

@@ -27,6 +27,11 @@ class Quantized(NamedTuple):
         return (self.integers * self.scales).astype(dtype)
 
 
+def numbers(x: jax.Array | Quantized, dtype: Any) -> jax.Array:
+    """Returns the numbers that integers stand for, and others as they are."""
+    return x.numbers(dtype) if isinstance(x, Quantized) else x
+
+
 def quantize(x: jax.Array, axes: Sequence[int]) -> Quantized:
     """Returns x as integers, with one scale along `axes`: the largest magnitude there is 127."""
     x = x.astype(jnp.float32)
