@@ -264,8 +264,8 @@ def test_stages_gather_layers_for_prompts_once_and_steps_gather_no_kernels():
 
 
 def test_recurrent_layers_gather_their_kernels_once_and_not_for_each_token():
-    """Each once, and its gradient once, as the tables of embeddings and logits; an LSTM has two kernels a layer, of four
-    gates. Where devices split heads, they read rows of their own, and nothing is computed twice."""
+    """Each once, and its gradient once, as the tables of embeddings and logits; an LSTM has two kernels a layer, with
+    four gates. Where devices split heads, they read rows of their own, and nothing is computed twice."""
     width, layers = ahead_recurrent.WIDTH, ahead_recurrent.LAYERS
     kernels, table = layers * 2 * 4 * width * width, ahead_recurrent.VOCABULARY * width
     for row in compiled('h100:8', 'ahead_recurrent.py'):
