@@ -5,11 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tformer.config import Model
+from comparing import assert_near
+from tformer.config import Mesh, Model
+from tformer.distributed import sharding
 from tformer.layers.dropout import DropoutRates
 from tformer.layers.embed import InputEmbedding
 from tformer.layers.lookup import lookup
 from tformer.layers.resolved import resolve_model
+from tformer.model import build
 
 X, TYPES = np.array([[[1.0, -2.0, 3.0, 4.0]] * 3]), np.array([[0.5, 0, 0, 0], [0, 7.0, 0, 0]])
 
@@ -49,3 +52,33 @@ def test_the_gradient_of_a_row_that_is_read_often_is_the_whole_sum():
     found, pull = jax.vjp(lambda table: lookup(table, rows), table)
     assert found.shape == (1, 1003, 2) and found.dtype == jnp.bfloat16
     np.testing.assert_array_equal(pull(jnp.ones_like(found))[0].astype(np.float32), [[0, 0], [1000, 1000], [3, 3]])
+
+
+@pytest.mark.parametrize('chunk', [None, 3])
+@pytest.mark.parametrize(
+    ('mesh', 'rows', 'length'),
+    [
+        (Mesh(data=4, tensor=2), 3, 8),
+        (Mesh(data=2, context=2, tensor=2), 4, 9),
+        (Mesh(data=2, context=2, tensor=2), 3, 8),
+        (Mesh(data=4, context=2), 4, 9),
+    ],
+)
+def test_gradients_hold_where_devices_cannot_have_equal_parts(mesh, rows, length, chunk):
+    """XLA adds what fills the smaller parts to the rows of a table."""
+    sizes = {'vocab_size': 16, 'emb_dim': 16, 'mlp_dim': 32, 'num_heads': 4, 'num_decoder_layers': 1, 'max_len': 16}
+    model = build(Model(family='decoder', dropout_rate=0.0, tied_embeddings=None, **sizes))
+    random = np.random.default_rng(0)
+    batch = {name: random.integers(1, 16, (rows, length), np.int32) for name in ('inputs', 'targets')}
+    boxed = model.init(jax.random.key(0), batch)['params']
+
+    def loss(params):
+        statistics = model.apply({'params': params}, batch, method='token_statistics', chunk=chunk)
+        return jnp.sum(statistics.target - statistics.normalizer)
+
+    expected = jax.jit(jax.grad(loss))(sharding.unboxed(boxed))
+    made, rules = sharding.make_mesh(mesh), sharding.make_rules(mesh)
+    with sharding.placed(made, mesh):
+        params = jax.device_put(sharding.unboxed(boxed), sharding.tree_shardings(boxed, made, rules))
+        found = jax.jit(jax.grad(loss))(params)
+    jax.tree.map(lambda a, b: assert_near(a, b, 1e-5), found, expected)

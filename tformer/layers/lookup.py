@@ -4,6 +4,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import linen as nn
+
+from tformer.distributed import sharding
+from tformer.layers.parallel.each_device import split
 
 
 @jax.custom_vjp
@@ -19,8 +23,18 @@ def _lookup_forward(table_VW: jax.Array, rows_BT: jax.Array) -> tuple[jax.Array,
 
 def _lookup_backward(read: Any, dx_BTW: jax.Array) -> tuple[jax.Array, None]:
     table_VW, rows_BT = read
+    rows_BT, dx_BTW = _in_equal_parts(rows_BT), _in_equal_parts(dx_BTW)
     sums_VW = jnp.zeros_like(table_VW, jnp.float32).at[rows_BT].add(dx_BTW.astype(jnp.float32))
     return sums_VW.astype(table_VW.dtype), None
+
+
+def _in_equal_parts(x: jax.Array) -> jax.Array:
+    """Returns an array [B, T, ...] of which devices have equal parts, or all: what XLA adds up by rows of a table, it
+    adds with what fills smaller parts."""
+    if jax.sharding.get_abstract_mesh().size <= 1 or not nn.get_logical_axis_rules():
+        return x
+    parts = [split(name, size) for name, size in zip(('batch', 'length'), x.shape, strict=False)]
+    return sharding.divided(x, [part or () for part in parts]) if None in parts else x
 
 
 lookup.defvjp(_lookup_forward, _lookup_backward)

@@ -118,7 +118,8 @@ def read(
         x_BTD, state = own_rows(x_BTD), jax.tree.map(own_rows, state)
     inputs_TBGU = times('BTD,DGU->TBGU', x_BTD.astype(kernels.inputs_DGU.dtype), kernels.inputs_DGU, few)
     if kernels.input_bias_GU is not None:
-        inputs_TBGU += kernels.input_bias_GU[None, None]
+        wide_GU = kernels.input_bias_GU.astype(jnp.float32)  # so that its gradient, a sum, is one in float32
+        inputs_TBGU += jnp.broadcast_to(wide_GU, inputs_TBGU.shape).astype(inputs_TBGU.dtype)
     reading, real_TB = Reading(cell.update, backwards, few), jnp.asarray(real_BT).T
     parameters = kernels.hiddens_UGU, kernels.hidden_bias_GU
     state, y_TBU = recur(reading, *parameters, state, inputs_TBGU, real_TB, begins_TB)

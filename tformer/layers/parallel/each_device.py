@@ -58,12 +58,13 @@ def on_own_tokens(
     """
     mesh, shape = jax.sharding.get_abstract_mesh(), jax.tree.leaves(tokens)[0].shape
     named = [('batch', shape[0]), (axis, shape[1]), *([] if features is None else [(features, shape[2])])]
-    parts = [split(name, size) or () for name, size in named] if mesh.size > 1 else []
+    found = [split(name, size) for name, size in named] if mesh.size > 1 else []
+    parts = [part or () for part in found]
     axes = [each for part in parts for each in part]
-    if ways(tuple(axes)) == 1:
+    rest = [axis for axis in free_axes() - set(axes) if mesh.shape[axis] > 1]
+    if ways(tuple(axes)) == 1 or (None in found and len(rest) > 1):  # XLA aborts where two axes are left to it
         return function(shared, tokens)
-    whole = all(mesh.shape[axis] == 1 for axis in free_axes() - set(axes))
-    manual, own = free_axes() if whole else set(axes), P(*parts)
+    manual, own = set(axes) if rest else free_axes(), P(*parts)
     with sharding.without_axes(manual):
         return jax.shard_map(
             function, in_specs=(P(*parts[2:]), own), out_specs=own, axis_names=manual, check_vma=False
