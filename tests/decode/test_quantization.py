@@ -16,7 +16,7 @@ from tformer.commands.score import score
 from tformer.commands.streaming import stream
 from tformer.decode.generate import begin
 from tformer.errors import UserError
-from tformer.layers.quantized import INT8, quantize
+from tformer.layers.quantized import INT8, numbers, quantize
 from tformer.model import for_steps, quantized
 
 TEXTS = ['ab', 'c.', 'dea', 'e d', 'bb', '', 'abcde', 'e', '. .', 'deed', 'cab', 'a b']
@@ -122,7 +122,7 @@ def test_steps_see_the_rounded_keys_and_values_of_earlier_tokens_and_of_the_enco
         found = call(*args, **kwargs)
         if context.method_name != 'keys_values' or context.module.stack == 'encoder':
             return found
-        return tuple(quantize(x, [3]).numbers(jnp.float32) for x in found)
+        return tuple(numbers(quantize(x, [3]), jnp.float32) for x in found)
 
     def forward(batch):
         with nn.intercept_methods(rounding):

@@ -46,9 +46,8 @@ class ScoreOptions(NamedTuple):
     # float32, the bias in place of `bias` for a kernel that takes it `by_distance`, which is the place of a query less
     # that of a key: from 1 - S to T - 1
     bias_1NX: jax.Array | None = None
-    # float32, factors on the scores and on the weights: those of keys and of values that are integers, for `reference`
-    key_scales_BK1S: jax.Array | None = None
-    value_scales_BK1S: jax.Array | None = None
+    key_scales_BK1S: jax.Array | None = None  # float32, factors on the scores: of keys that are integers (`reference`)
+    value_scales_BK1S: jax.Array | None = None  # likewise on the weights
 
     def of_pairs(self, T: int) -> 'ScoreOptions':
         """Returns the options with the bias of all pairs of T queries and their keys in place of one by distance."""

@@ -4,10 +4,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import linen as nn
 
 from tformer.distributed import sharding
-from tformer.layers.parallel.each_device import split
+from tformer.layers.parallel.each_device import split, splits
 
 
 @jax.custom_vjp
@@ -31,7 +30,7 @@ def _lookup_backward(read: Any, dx_BTW: jax.Array) -> tuple[jax.Array, None]:
 def _in_equal_parts(x: jax.Array) -> jax.Array:
     """Returns an array [B, T, ...] of which devices have equal parts, or all: what XLA adds up by rows of a table, it
     adds with what fills smaller parts."""
-    if jax.sharding.get_abstract_mesh().size <= 1 or not nn.get_logical_axis_rules():
+    if not splits():
         return x
     parts = [split(name, size) for name, size in zip(('batch', 'length'), x.shape, strict=False)]
     return sharding.divided(x, [part or () for part in parts]) if None in parts else x

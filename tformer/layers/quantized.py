@@ -22,14 +22,10 @@ class Quantized(NamedTuple):
     integers: jax.Array  # int8
     scales: jax.Array  # float32, of size 1 along the axes that share one
 
-    def numbers(self, dtype: Any) -> jax.Array:
-        """Returns what they stand for."""
-        return (self.integers * self.scales).astype(dtype)
-
 
 def numbers(x: jax.Array | Quantized, dtype: Any) -> jax.Array:
     """Returns the numbers that integers stand for, and others as they are."""
-    return x.numbers(dtype) if isinstance(x, Quantized) else x
+    return (x.integers * x.scales).astype(dtype) if isinstance(x, Quantized) else x
 
 
 def quantize(x: jax.Array, axes: Sequence[int]) -> Quantized:

@@ -19,7 +19,7 @@ from flax import linen as nn
 from tformer.distributed import sharding
 from tformer.layers.initializers import Initializer
 from tformer.layers.linear import Kernel
-from tformer.layers.parallel.each_device import free_axes, split, ways
+from tformer.layers.parallel.each_device import free_axes, split, splits, ways
 from tformer.layers.parallel.few_tokens import STEP, travel
 from tformer.layers.products import einsum
 from tformer.layers.resolved import ResolvedModel
@@ -120,9 +120,9 @@ def read(
     if kernels.input_bias_GU is not None:
         wide_GU = kernels.input_bias_GU.astype(jnp.float32)  # so that its gradient, a sum, is one in float32
         inputs_TBGU += jnp.broadcast_to(wide_GU, inputs_TBGU.shape).astype(inputs_TBGU.dtype)
-    reading, real_TB = Reading(cell.update, backwards, few), jnp.asarray(real_BT).T
+    tokens = inputs_TBGU, jnp.asarray(real_BT).T, begins_TB
     parameters = kernels.hiddens_UGU, kernels.hidden_bias_GU
-    state, y_TBU = recur(reading, *parameters, state, inputs_TBGU, real_TB, begins_TB)
+    state, y_TBU = recur(Reading(cell.update, backwards, few), parameters, state, tokens)
     return state, jnp.moveaxis(y_TBU, 0, 1)
 
 
@@ -135,28 +135,20 @@ class Reading(NamedTuple):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def recur(
-    reading: Reading,
-    kernel_UGU: jax.Array,
-    bias_GU: jax.Array | None,
-    state: State,
-    inputs_TBGU: jax.Array,
-    real_TB: jax.Array,
-    begins_TB: jax.Array | None,
-) -> tuple[State, jax.Array]:
-    """Returns (the last state, y_TBU) from what inputs add to the gates, and the hidden vector's parameters."""
-    return _forward(reading, kernel_UGU, bias_GU, state, inputs_TBGU, real_TB, begins_TB)[0]
+def recur(reading: Reading, parameters: Any, state: State, tokens: Any) -> tuple[State, jax.Array]:
+    """Returns (the last state, y_TBU).
+
+    Args:
+      reading: how rows are read.
+      parameters: the hidden vector's kernel_UGU and bias_GU, which may be None.
+      state: before the first token.
+      tokens: what inputs add to the gates, inputs_TBGU; real_TB; and begins_TB, True where an example begins, or None.
+    """
+    return _forward(reading, parameters, state, tokens)[0]
 
 
-def _forward(
-    reading: Reading,
-    kernel_UGU: jax.Array,
-    bias_GU: jax.Array | None,
-    state: State,
-    inputs_TBGU: jax.Array,
-    real_TB: jax.Array,
-    begins_TB: jax.Array | None,
-) -> tuple[tuple[State, jax.Array], Any]:
+def _forward(reading: Reading, parameters: Any, state: State, tokens: Any) -> tuple[tuple[State, jax.Array], Any]:
+    kernel_UGU, bias_GU = parameters
     kernel = kernel_UGU if reading.few else whole(kernel_UGU)
 
     def step(state: State, token: Any) -> tuple[State, Any]:
@@ -170,9 +162,8 @@ def _forward(
         y_BU = where(real_B, hidden(new), jnp.zeros_like(hidden(new)))
         return where(real_B, new, state), (y_BU, state, hiddens_BGU)
 
-    tokens = inputs_TBGU, real_TB, begins_TB
     last, (y_TBU, *before) = jax.lax.scan(step, state, tokens, reverse=reading.backwards)
-    return (last, y_TBU), ((kernel_UGU, bias_GU), (*before, *tokens))
+    return (last, y_TBU), (parameters, (*before, *tokens))
 
 
 def _backward(reading: Reading, kept: Any, given: tuple[State, jax.Array]) -> tuple[Any, ...]:
@@ -193,7 +184,7 @@ def _backward(reading: Reading, kept: Any, given: tuple[State, jax.Array]) -> tu
     dstate, (dinputs_TBGU, dhiddens_TBGU) = jax.lax.scan(step, dlast, tokens, reverse=not reading.backwards)
     dkernel = jnp.einsum('TBU,TBGV->UGV', hidden(tokens[1]), dhiddens_TBGU)
     dbias = None if bias_GU is None else jnp.sum(dhiddens_TBGU, (0, 1), dtype=jnp.float32).astype(bias_GU.dtype)
-    return dkernel, dbias, dstate, dinputs_TBGU, None, None
+    return (dkernel, dbias), dstate, (dinputs_TBGU, None, None)
 
 
 recur.defvjp(_forward, _backward)
@@ -239,7 +230,7 @@ def times(equation: str, x: jax.Array, kernel: jax.Array, few: bool) -> jax.Arra
 def own_rows(x: jax.Array) -> jax.Array:
     """Returns an array [B, ...] whose rows are split over all axes of the mesh that divide them."""
     mesh, rows = jax.sharding.get_abstract_mesh(), len(x)
-    axes = split('batch', rows) if mesh.size > 1 and nn.get_logical_axis_rules() else None
+    axes = split('batch', rows) if splits() else None
     if axes is None:
         return x
     for other in mesh.axis_names:
@@ -250,8 +241,7 @@ def own_rows(x: jax.Array) -> jax.Array:
 
 def whole(kernel: jax.Array) -> jax.Array:
     """Returns a kernel that every device has all of, gathered once and not for each token."""
-    divided = jax.sharding.get_abstract_mesh().size > 1 and nn.get_logical_axis_rules()
-    return sharding.divided(kernel, [()] * kernel.ndim) if divided else kernel
+    return sharding.divided(kernel, [()] * kernel.ndim) if splits() else kernel
 
 
 # --------------------------------------------------------------------------------------------------------------- cells

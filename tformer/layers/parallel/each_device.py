@@ -77,6 +77,11 @@ def free_axes() -> set[str]:
     return {axis for axis, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == AxisType.Auto}
 
 
+def splits() -> bool:
+    """Returns whether rules split arrays over several devices here."""
+    return jax.sharding.get_abstract_mesh().size > 1 and bool(nn.get_logical_axis_rules())
+
+
 def split(name: str, size: int) -> tuple[str, ...] | None:
     """Returns the free axes that the rules split an axis over, by its logical name; None where it does not divide."""
     (found,) = nn.logical_to_mesh_axes((name,)) or (None,)
