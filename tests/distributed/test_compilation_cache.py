@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 
+import compiling
 import lives
 from places import ROOT
 from tformer.distributed import compilation_cache
@@ -195,6 +196,22 @@ def test_programs_of_several_cpu_devices_are_neither_kept_nor_loaded(tmp_path: p
     names = [file.name for file in files(tmp_path)]
     assert not [name for name in names if 'lambda' in name]
     assert compiled(tmp_path, devices=2) == ['141.0', str(len(names))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('device', compiling.TARGETS)
+def test_programs_for_absent_devices_are_neither_kept_nor_loaded(tmp_path: pathlib.Path, device) -> None:
+    if not compiling.installed(device):
+        pytest.skip(f'the compiler for {device} is not installed: make compilers')
+    model = ['--config=configs/lm_stdlib.py:smoke', '--config.model.vocab_size=64', '--config.mesh.data=8']
+    command = [sys.executable, '-m', 'tformer', 'inspect', f'--device={device}', '--json', *model]
+    for _ in range(2):
+        ran = subprocess.run(
+            command, cwd=ROOT, env=as_users(tmp_path), capture_output=True, text=True, timeout=lives.HANG
+        )
+        assert ran.returncode == 0 and json.loads(ran.stdout)['program'] == 'train step'
+        assert [line.split()[0] for line in ran.stderr.splitlines()] == ['compiling', 'compiled']
+    assert not files(tmp_path)
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ from typing import Any
 import jax
 import jaxlib
 from jax._src import compilation_cache, compilation_cache_interface
+from jaxlib import _jax
 
 from tformer import atomic
 
@@ -36,8 +37,8 @@ def keep() -> None:
     """Has this process keep and load compiled programs, where that is safe; without effect from the second call on.
 
     On a CPU only programs of one device are loaded: those of several do not keep the order of their collectives (JAX
-    0.10.2) and may wait for ever. Several processes that run as one have no folder: each compiles, and none waits for
-    another that does.
+    0.10.2) and may wait for ever. Programs for devices that are not here are never loaded. Several processes that run
+    as one have no folder: each compiles, and none waits for another that does.
     """
     config: Any = jax.config
     load = compilation_cache.get_executable_and_time
@@ -52,7 +53,8 @@ def keep() -> None:
     @functools.wraps(load)
     def load_if_safe(*args: Any, **kwargs: Any) -> Any:
         given = signature.bind(*args, **kwargs).arguments
-        if given['backend'].platform == 'cpu' and len(given['executable_devices']) > 1:
+        absent = isinstance(given['backend'], _jax.CompileOnlyPyClient)
+        if absent or (given['backend'].platform == 'cpu' and len(given['executable_devices']) > 1):
             unsafe.add(given['cache_key'])
             return None, None
         return load(*args, **kwargs)
