@@ -243,20 +243,21 @@ def test_eight_devices_train_as_one_does(objective):
 @pytest.mark.slow
 @pytest.mark.parametrize('name', ['muon', 'adafactor'])
 def test_eight_devices_update_matrices_as_one_does(name):
-    """Orthogonal matrices, and means of rows and columns, are of arrays that are split."""
+    """Orthogonal matrices, and means of rows and columns, are of arrays that are split; some devices have no layers."""
     smooth = config.Optimizer(name=name, learning_rate=1e-2, schedule='constant', warmup_steps=0, epsilon=1e-3)
     model = {'emb_dim': 128, 'mlp_dim': 256, 'tied_embeddings': None, 'dropout_rate': 0.0}
     cfg = make_config('causal_lm', model=model, optimizer=dataclasses.replace(smooth, ema_decay=0.5))
     losses, state = run_on(cfg, config.Mesh(data=1), jax.devices()[:1])
-    others, other = run_on(cfg, MESHES[0], jax.devices()[:8])
-    assert np.allclose(others, losses, rtol=1e-5, atol=0)
-    assert relative(jax.device_get(other.params), jax.device_get(state.params)) < 1e-5
-    assert relative(jax.device_get(other.averages), jax.device_get(state.averages)) < 1e-5
-    placed = {str(x.sharding.spec) for x in jax.tree.leaves(other.averages)}
-    assert placed == {str(x.sharding.spec) for x in jax.tree.leaves(other.params)} and len(placed) > 2
-    kernel = other.params['decoder']['stack']['layers']['mlp']['out']['kernel']
-    moments = [x for x in jax.tree.leaves(other.opt_state) if x.shape == kernel.shape]
-    assert len(moments) == (name == 'muon') and all(x.sharding == kernel.sharding for x in moments)
+    for mesh in (MESHES[0], config.Mesh(data=1, fsdp=8)):
+        others, other = run_on(cfg, mesh, jax.devices()[:8])
+        assert np.allclose(others, losses, rtol=1e-5, atol=0)
+        assert relative(jax.device_get(other.params), jax.device_get(state.params)) < 1e-5
+        assert relative(jax.device_get(other.averages), jax.device_get(state.averages)) < 1e-5
+        placed = {str(x.sharding.spec) for x in jax.tree.leaves(other.averages)}
+        assert placed == {str(x.sharding.spec) for x in jax.tree.leaves(other.params)} and len(placed) > 2
+        kernel = other.params['decoder']['stack']['layers']['mlp']['out']['kernel']
+        moments = [x for x in jax.tree.leaves(other.opt_state) if x.shape == kernel.shape]
+        assert len(moments) == (name == 'muon') and all(x.sharding == kernel.sharding for x in moments)
 
 
 def test_the_rules_place_parameters_and_their_optimizer_state_alike():

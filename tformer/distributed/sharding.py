@@ -131,7 +131,7 @@ def arrange(sizes: Sequence[int], devices: Sequence[jax.Device], across: int) ->
     Raises:
       ValueError: the slices do not divide that axis.
     """
-    slices = len({getattr(device, 'slice_index', 0) for device in devices})
+    slices = _slices(devices)
     if slices == 1:
         return _within_a_torus(mesh_utils.create_device_mesh, sizes, devices)
     if sizes[across] % slices:
@@ -139,6 +139,10 @@ def arrange(sizes: Sequence[int], devices: Sequence[jax.Device], across: int) ->
     between = [slices if axis == across else 1 for axis in range(len(sizes))]
     within = [size // count for size, count in zip(sizes, between, strict=True)]
     return _within_a_torus(mesh_utils.create_hybrid_device_mesh, within, between, devices)
+
+
+def _slices(devices: Iterable[jax.Device]) -> int:
+    return len({getattr(device, 'slice_index', 0) for device in devices})
 
 
 def _within_a_torus(create: Callable[..., np.ndarray], *layout: Any) -> np.ndarray:
@@ -169,6 +173,7 @@ class Schedule(NamedTuple):
 
 
 _platform = jax.make_user_context(default_value=None)
+_far = jax.make_user_context(default_value=None)
 _schedule = jax.make_user_context(default_value=None)  # part of jit's cache key, like the mesh
 
 
@@ -182,8 +187,15 @@ def placed(mesh: Mesh, config: config_lib.Mesh) -> Iterator[None]:
     stages = mesh.shape['pipeline']
     schedule = Schedule(config.microbatches, config.pipeline_repeats) if stages > 1 else None
     rules, backend = nn.logical_axis_rules(make_rules(config)), _platform(jax_platform(mesh))
-    with jax.set_mesh(mesh), rules, _schedule(schedule), backend:
+    far = config.dcn_axis if _slices(mesh.devices.flat) > 1 else None
+    with jax.set_mesh(mesh), rules, _schedule(schedule), _far(far), backend:
         yield
+
+
+def far() -> str | None:
+    """Returns the axis of the current mesh that crosses slices; None where there is one slice."""
+    axis: str | None = _far.value
+    return axis
 
 
 def platform() -> str:

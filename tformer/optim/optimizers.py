@@ -217,17 +217,20 @@ def _muon(cfg: config_lib.Optimizer, names: Any) -> optax.GradientTransformation
 
     orthogonal = optax.contrib.scale_by_muon(beta=0.0, nesterov=False, weight_dimension_numbers=matrices)
 
-    def placed(function: Callable[[jax.Array, PartitionSpec], jax.Array], tree: Any) -> Any:
-        return each(lambda role, axes, x: function(x, axes) if isinstance(x, jax.Array) else x, names, tree)
+    def whole(role: str, axes: PartitionSpec, x: Any) -> Any:
+        return shared_layers.whole(x, axes) if isinstance(x, jax.Array) else x
+
+    def stored(role: str, axes: PartitionSpec, x: Any, moment: Any) -> Any:
+        return shared_layers.stored(x, axes, moment.shape) if isinstance(x, jax.Array) else x
 
     def follow(grads: Any, moments: Any) -> Any:
         return jax.tree.map(lambda g, m: (1 - cfg.momentum) * g + cfg.momentum * m, grads, moments)
 
     def update(grads: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         moments = follow(grads, state.mu)
-        mixed = placed(shared_layers.whole, follow(grads, moments))
+        mixed = each(whole, names, follow(grads, moments))
         steps, state = orthogonal.update(mixed, state._replace(mu=mixed), params)  # which counts for nothing there
-        return placed(shared_layers.stored, steps), state._replace(mu=moments)
+        return each(stored, names, steps, moments), state._replace(mu=moments)
 
     scaled = optax.stateless(lambda updates, params: jax.tree.map(usual, updates, matrices))
     return optax.partition(
