@@ -197,11 +197,13 @@ def test_an_answer_does_not_see_the_other():
 # --------------------------------------------------------------------------------------------------------- runs
 @pytest.mark.slow
 def test_a_run_learns_the_preference_and_is_scored_against_where_it_began(tmp_path, capsys):
+    """It began in float32: the reference rounds as the run does, so no answer is preferred at first."""
     rows = [{'prompt': text, 'chosen': ' yes', 'rejected': ' no'} for text in toy_data.sentences(24, 0, (1, 1))]
     for split in ('train', 'valid', 'test'):
         toy_data.write(tmp_path / 'data' / f'{split}.jsonl', [json.dumps(row) for row in rows])
     start = save_teacher(tmp_path / 'start', model__num_decoder_layers=1)
     fields = {'data__path': (str(tmp_path / 'data'),), 'train__init_from': str(start), 'model__num_decoder_layers': 1}
+    fields['model__dtype'] = 'bfloat16'
     loop.train(run_config(**fields, optimizer__learning_rate=0.01, train__num_steps=4), tmp_path / 'run')
     rows = list(map(json.loads, (tmp_path / 'run' / 'metrics.jsonl').read_text().splitlines()))
     assert rows[0]['train/loss'] == pytest.approx(np.log(2), rel=1e-6) and rows[0]['train/reward_accuracy'] == 0.5

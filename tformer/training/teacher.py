@@ -95,6 +95,8 @@ def make_teacher(config: Config, batch: Mapping[str, Any]) -> Teacher | None:
     model = theirs.model
     if model.recurrence is None:
         model = dataclasses.replace(model, attention_kernel=config.model.attention_kernel)
+    if TASKS[config.train.objective].records == 'preference':  # rewards are differences: both models round alike
+        model = dataclasses.replace(model, dtype=config.model.dtype)
     taught, only = dataclasses.replace(config, model=model), Decode(max_len=1)
     try:
         checks.check(dataclasses.replace(taught, optimizer=Optimizer(), decode=only, evaluate=Evaluate()))
