@@ -143,6 +143,22 @@ def test_generation_is_compiled_as_two_programs():
     assert costs.flops(prefill.program) == rows * 15 * 2 * (weights + pairs)
 
 
+def test_devices_that_split_the_tokens_of_a_row_hold_and_read_a_part_of_its_slots():
+    """Of 16 + 16, eight of each of eight rows. Nothing of a prompt but positions is gathered; in a step each layer's
+    largest score, sum of weights and sum of values are those of all parts."""
+    cfg = small(mesh={'data': 2, 'context': 4})
+    cfg = config.override(cfg, {'decode.max_len': 16, 'decode.batch_size': 16})
+    prefill, step = (dry_run.compile_program(name, cfg, CPUS) for name in ('prefill', 'decode step'))
+    cache = LAYERS * 2 * 8 * D * 8 * 4
+    others = 8 * (1 + 1 + 32) * 4 + 8 * 32 + 4  # tokens and positions, prefix, index
+    arguments = step.executable.memory_analysis().argument_size_in_bytes
+    assert arguments == pytest.approx(step.held['parameters'] + cache + others, rel=0.01)
+    assert sum(row.bytes for row in prefill.collectives if row.kind == 'all-gather') < cache / 100
+    assert [(row.kind, row.axes) for row in step.collectives] == [('all-reduce', ('context',))]
+    assert step.collectives[0].count <= 3 * LAYERS + 1
+    assert costs.flops(step.program) < 8 * 2 * (LAYERS * LAYER + D * V + 2 * LAYERS * D * 32 / 2)
+
+
 @pytest.mark.parametrize('mesh', [{'data': 8}, pytest.param({'data': 4, 'tensor': 2}, marks=pytest.mark.slow)])
 def test_generation_in_eight_bits_holds_integers_and_scales_in_the_place_of_kernels(mesh):
     """A byte for each number of a product, and four for each of its outputs: of norms there are none. Those of the

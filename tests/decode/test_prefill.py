@@ -18,6 +18,7 @@ from tformer.decode.engine import make_engine, write_all
 from tformer.decode.generate import begin, make_generate
 from tformer.decode.sample import prefill
 from tformer.decode.sample import read as read_in_parts
+from tformer.distributed import sharding
 from tformer.errors import UserError
 from tformer.layers import masks
 from tformer.model import build
@@ -122,6 +123,26 @@ WAYS = [
     {'strategy': 'greedy', 'draft': 'prompt', 'draft_len': 2},
     {'strategy': 'greedy', 'guidance': 2.0},
 ]
+
+
+@pytest.mark.parametrize(
+    'fields', [pytest.param(x, marks=() if i < 1 else pytest.mark.slow) for i, x in enumerate(WAYS)]
+)
+@pytest.mark.parametrize('name', ['window', pytest.param('learned', marks=pytest.mark.slow)])
+def test_devices_that_split_the_tokens_of_a_row_write_the_same(name, fields) -> None:
+    """They share the slots of a cache; eleven tokens of a prompt they do not divide."""
+    (model, variables), (batch, _) = model_of(name), prompts()
+    decode, mesh = config.Decode(max_len=T, **fields), config.Mesh(data=2, context=4)
+
+    def written():
+        generate = make_generate(model, decode, eos=EOS, banned=BANNED)
+        return jax.device_get(generate(variables, batch, jax.random.key(3)))
+
+    tokens, scores = written()
+    with sharding.placed(sharding.make_mesh(mesh), mesh):
+        spread, others = written()
+    np.testing.assert_array_equal(spread, tokens)
+    np.testing.assert_allclose(others, scores, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(

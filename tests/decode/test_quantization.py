@@ -15,6 +15,7 @@ from tformer.commands.freeze import freeze, load_frozen
 from tformer.commands.score import score
 from tformer.commands.streaming import stream
 from tformer.decode.generate import begin
+from tformer.distributed import sharding
 from tformer.errors import UserError
 from tformer.layers.quantized import INT8, numbers, quantize
 from tformer.model import for_steps, quantized
@@ -143,10 +144,16 @@ def test_a_frozen_program_writes_by_its_integers(tmp_path) -> None:
 
 
 @pytest.mark.slow
-def test_rows_over_a_mesh_with_split_products_write_the_same() -> None:
-    run = run_of('decoder', batch_size=4, cache_quantization='int8')
-    spread = dataclasses.replace(run, config=dataclasses.replace(run.config, mesh=config.Mesh(data=2, tensor=2)))
-    assert dict(spread.write(TEXTS)) and spread.generate(TEXTS) == run.generate(TEXTS)
+@pytest.mark.parametrize('decode', [{}, {'strategy': 'sample'}, {'strategy': 'beam'}])
+@pytest.mark.parametrize('sizes', [{'data': 2, 'tensor': 2}, {'data': 2, 'context': 4}])
+@pytest.mark.parametrize('kind', ['int8', None])
+def test_rows_over_a_mesh_with_split_products_or_slots_write_the_same(kind, sizes, decode) -> None:
+    run = run_of('decoder', kind, batch_size=4, cache_quantization=kind, **decode)
+    mesh = sharding.make_mesh(config.Mesh(**sizes))
+    everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    placed = dataclasses.replace(run.config, mesh=config.Mesh(**sizes))
+    spread = dataclasses.replace(run, config=placed, variables=jax.device_put(run.variables, everywhere))
+    assert spread.generate(TEXTS) == run.generate(TEXTS)
 
 
 @pytest.mark.parametrize('kind', ['int8', None])

@@ -227,12 +227,18 @@ RINGS = {
     'in order, no window here': Case(widths=(200, None), window=2**31 - 1, **LONG),
     'window to both sides': Case(causal=False, widths=(200,), window=200, **LONG),
     'across, packed': Case(causal=False, order=None, across=True, packed=True, **LONG),
+    'a prompt and free slots': Case(order='front', lengths=(900, 1500), heads=(2, 1), sizes=(8, 8)),
+    'across, blocks do not divide': Case(
+        causal=False, order=None, across=True, packed=True, lengths=(700, 1100), heads=(2, 1), sizes=(8, 8)
+    ),
 }
 RINGS_BY_POSITION = {'prefix, zigzag': Case(order='zigzag', prefix=True, **LONG), 'unknown': Case(order=None, **LONG)}
 BIASED_RINGS = {
     'bias, zigzag, packed, softcap': Case(order='zigzag', packed=True, softcap=2.0, bias=True, **LONG),
     'bias, full': Case(causal=False, bias=True, **LONG),
     'bias, window in some layers': Case(widths=(200, None), window=200, bias=True, **LONG),
+    'bias, a prompt and free slots': Case(order='front', lengths=(900, 1500), heads=(2, 1), sizes=(8, 8), bias=True),
+    'bias, blocks do not divide': Case(causal=False, lengths=(700, 700), heads=(2, 1), sizes=(8, 8), bias=True),
 }
 RUNS = [(kernel, name) for kernel in KERNELS for name in RINGS]
 RUNS += [(kernel, name) for kernel in ('mosaic', 'triton') for name in RINGS_BY_POSITION]
@@ -266,7 +272,7 @@ def test_a_ring_of_kernels_is_the_reference(kernel, name):
         return jax.jit(jax.grad(functools.partial(value, attend), has_aux=True))(arrays, mask)
 
     def by_places(q, k, v, mask, options):
-        pairs = options.of_pairs(LENGTH)
+        pairs = options.of_pairs(case.lengths[0])
         if pairs.bias is not None and case.order == 'zigzag':
             order = ring_attention.zigzag(LENGTH, 4)
             pairs = pairs._replace(bias=pairs.bias[:, :, order][..., order])
@@ -295,10 +301,19 @@ def test_the_kernel_of_a_norm_has_its_values_and_gradients(name, shape):
         np.testing.assert_allclose(found[what], wanted, atol=2e-6 * max(1, np.abs(wanted).max()), err_msg=what)
 
 
-@pytest.mark.parametrize(('sizes', 'rules'), [({'data': 2, 'fsdp': 2}, 'fsdp'), ({'data': 1, 'tensor': 4}, 'tp_sp')])
-def test_each_device_norms_its_own_tokens(sizes, rules):
-    """Of a stream split by rows, and by length as sequence parallelism splits it; gradients are summed over all."""
-    given, options = norm_cases.make((4, 12, 256)), norm_kernel.Options(True, 1e-5, 'float32', interpret=True)
+@pytest.mark.parametrize(
+    ('sizes', 'rules', 'length'),
+    [
+        ({'data': 2, 'fsdp': 2}, 'fsdp', 12),
+        ({'data': 1, 'tensor': 4}, 'tp_sp', 12),
+        ({'data': 1, 'context': 4}, 'dp', 11),
+        ({'data': 1, 'context': 2, 'fsdp': 2}, 'fsdp', 13),
+    ],
+)
+def test_each_device_norms_its_own_tokens(sizes, rules, length):
+    """Of a stream split by rows, and by length as sequence parallelism splits it, in unequal parts too; gradients are
+    summed over all."""
+    given, options = norm_cases.make((4, length, 256)), norm_kernel.Options(True, 1e-5, 'float32', interpret=True)
     norm, mesh = functools.partial(norm_kernel.norm, options), Mesh(**sizes, rules=rules)
     with sharding.placed(sharding.make_mesh(mesh, jax.devices()[:4]), mesh):
         found = norm_cases.run(norm, *given)

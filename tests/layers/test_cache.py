@@ -4,8 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
-from tformer.config import Model
+from tformer.config import Mesh, Model
+from tformer.decode.spread import spread_over
+from tformer.distributed import sharding
 from tformer.layers import kernel_choice, masks
 from tformer.layers.cache import Cache, KeyValues
 from tformer.layers.quantized import numbers
@@ -119,3 +123,16 @@ def test_the_first_tokens_of_a_cache_have_no_prefix_for_kernels_to_look_for_unle
         found.clear()
         jax.eval_shape(read, variables, *prefix)
         assert set(found) == {bool(prefix)}
+
+
+def test_devices_share_rows_heads_and_slots(cache) -> None:
+    """Of an engine's cache, which goes from program to program."""
+    names = Mesh(data=2, context=4)
+    mesh = sharding.make_mesh(names)
+    with sharding.placed(mesh, names):
+        spread = jax.jit(spread_over(mesh, sharding.make_rules(names)))(cache)
+    (layer,) = spread.own
+    for x, axes in ((layer.k_BKHS, P('data', None, None, 'context')), (layer.v_BKSU, P('data', None, 'context'))):
+        assert x.sharding.is_equivalent_to(NamedSharding(mesh, axes), x.ndim)
+    assert spread.positions_BS.sharding.is_equivalent_to(NamedSharding(mesh, P('data')), 2)
+    jax.tree.map(np.testing.assert_array_equal, spread, cache)

@@ -249,13 +249,15 @@ def partitioned(initializer: Callable[..., jax.Array], *names: str) -> Callable[
 
 
 def constrain(x: jax.Array, *names: str | None) -> jax.Array:
-    """Constrains an activation to the sharding that the rules give its logical names; an axis of None is not split.
+    """Constrains an activation to the sharding that the rules give its logical names; an axis of None, or of one entry,
+    is not split.
 
     Without a mesh it has no effect.
     """
     unknown = [name for name in names if name is not None and name not in ACTIVATION_AXES]
     if unknown:
         raise ValueError(f'unknown logical axis {unknown[0]!r}{errors.nearest(unknown[0], ACTIVATION_AXES)}')
+    names = tuple(name if size > 1 else None for name, size in zip(names, x.shape, strict=True))
     return nn.with_logical_constraint(x, names, fallback=nn.spmd.RulesFallback.RAISE_ERROR)
 
 

@@ -18,6 +18,7 @@ from tformer.layers.dropout import DropoutRates, drop
 from tformer.layers.initializers import deepnorm, depths
 from tformer.layers.latent_attention import LatentAttention
 from tformer.layers.layer_stack import LayerStack, PerLayer
+from tformer.layers.masks import known_order
 from tformer.layers.mlp import Mlp
 from tformer.layers.moe import Moe
 from tformer.layers.norms import Norm, make_norm
@@ -106,7 +107,7 @@ class Block(nn.Module):
         context, (for_keys, h_BTD) = inputs.own.of_layer(layer.local), fork(h_BTD)
         keys, values = self.attention.keys_values(for_keys, context.query_angles)
         if cache is not None and inputs.index is not None:
-            cache = cache.extend(KeyValues.of(keys, values), inputs.index)
+            cache = cache.extend(KeyValues.of(keys, values), inputs.index, first=known_order() == 'front')
             keys, values = cache.pair()
         rate = inputs.dropout_rates.attention
         attend = self.attention if cache is None or self.cfg.kv_latent_dim is None else self.attention.absorbed
@@ -124,7 +125,7 @@ class Block(nn.Module):
 
     def cross_keys_values(self, carry: None, encoded_BSD: jax.Array, angles: Any) -> tuple[None, KeyValues]:
         """Returns this layer's keys and values of the encoder's output, for decoding."""
-        return carry, KeyValues.of(*self.cross_attention.keys_values(encoded_BSD, angles))
+        return carry, KeyValues.of(*self.cross_attention.keys_values(encoded_BSD, angles)).apart()
 
 
 def stream(x_BTD: jax.Array) -> jax.Array:

@@ -7,7 +7,10 @@ from typing import Any
 import flax.struct
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
 
+from tformer.distributed import sharding
+from tformer.layers.parallel import each_device
 from tformer.layers.quantized import Quantized, quantize
 from tformer.layers.resolved import ResolvedModel
 
@@ -45,10 +48,20 @@ class KeyValues(flax.struct.PyTreeNode):
         each = (self, *others)
         return KeyValues(along(3, *(one.k_BKHS for one in each)), along(2, *(one.v_BKSU for one in each)))
 
-    def extend(self, new: 'KeyValues', index: jax.Array) -> 'KeyValues':
-        """Returns the keys and values with new ones written at slot `index`, or at that of each row."""
+    def extend(self, new: 'KeyValues', index: jax.Array, *, first: bool = False) -> 'KeyValues':
+        """Returns the keys and values with new ones written at slot `index`, or at that of each row; `first` says that
+        there are none yet."""
         new = new.quantized() if isinstance(self.k_BKHS, Quantized) else new
-        return self.along_slots(lambda x, added, axis: _put(x, added.astype(x.dtype), index, axis), new)
+
+        def put(x: jax.Array, added: jax.Array, axis: int) -> jax.Array:
+            added = added.astype(x.dtype)
+            return _behind(added, x.shape[axis], axis, 0) if first else _put(x, added, index, axis)
+
+        return self.along_slots(put, new).apart()
+
+    def apart(self) -> 'KeyValues':
+        """Returns the same, whose slots the devices share that split the tokens of a row."""
+        return self.along_slots(_apart)
 
 
 def _put(x: jax.Array, new: jax.Array, index: jax.Array, axis: int) -> jax.Array:
@@ -56,6 +69,14 @@ def _put(x: jax.Array, new: jax.Array, index: jax.Array, axis: int) -> jax.Array
     if index.ndim:
         return jax.vmap(functools.partial(_put, axis=axis - 1))(x, new, index)
     return jax.lax.dynamic_update_slice_in_dim(x, new, index, axis)
+
+
+def _apart(x: jax.Array, axis: int) -> jax.Array:
+    """Returns x, split along an axis as tokens are, and along others as XLA likes."""
+    axes = each_device.split('length', x.shape[axis]) if each_device.splits() else None
+    if not axes:
+        return x
+    return sharding.divided(x, [axes if each == axis else P.UNCONSTRAINED for each in range(x.ndim)])
 
 
 def _behind(x: jax.Array, size: int, axis: int, fill: int) -> jax.Array:

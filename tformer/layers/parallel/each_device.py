@@ -59,6 +59,9 @@ def on_own_tokens(
     mesh, shape = jax.sharding.get_abstract_mesh(), jax.tree.leaves(tokens)[0].shape
     named = [('batch', shape[0]), (axis, shape[1]), *([] if features is None else [(features, shape[2])])]
     found = [split(name, size) for name, size in named] if mesh.size > 1 else []
+    if found and found[1] is None and (filled := filled_by(axis, shape[1])):  # XLA stores what is behind them, too
+        wide = jax.tree.map(lambda x: jnp.pad(x, [(0, filled if i == 1 else 0) for i in range(x.ndim)]), tokens)
+        return jax.tree.map(lambda x: x[:, : shape[1]], on_own_tokens(function, shared, wide, axis, features))
     parts = [part or () for part in found]
     axes = [each for part in parts for each in part]
     rest = [axis for axis in free_axes() - set(axes) if mesh.shape[axis] > 1]
@@ -84,10 +87,20 @@ def splits() -> bool:
 
 def split(name: str, size: int) -> tuple[str, ...] | None:
     """Returns the free axes that the rules split an axis over, by its logical name; None where it does not divide."""
+    axes = _axes(name)
+    return axes if size % ways(axes) == 0 else None
+
+
+def filled_by(name: str, size: int) -> int:
+    """Returns how many entries fill the parts of an axis that its devices do not divide; 0 where some have none."""
+    count = ways(_axes(name))
+    return -size % count if size > count else 0
+
+
+def _axes(name: str) -> tuple[str, ...]:
     (found,) = nn.logical_to_mesh_axes((name,)) or (None,)
     named, free = (found,) if isinstance(found, str) else found or (), free_axes()
-    axes = tuple(axis for axis in named if axis in free)
-    return axes if size % ways(axes) == 0 else None
+    return tuple(axis for axis in named if axis in free)
 
 
 def enough_heads(x_BKSX: jax.Array, num_heads: int) -> jax.Array:

@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from tformer.layers import mosaic, splash, tile_dropout, triton
-from tformer.layers.kernels import MIN, Meeting, Pair, ScoreOptions, sink_gradient, with_sink
+from tformer.layers.kernels import MIN, Meeting, Pair, ScoreOptions, pad, sink_gradient, with_sink
 from tformer.layers.masks import AttentionMask, Sight
 from tformer.layers.parallel import each_device
 from tformer.layers.parallel.ring_attention import AXIS, HALVES, half, pass_on, ways, zigzag
@@ -39,7 +39,8 @@ def pick(kernel: str, T: int, S: int, mask: AttentionMask, options: ScoreOptions
     if there is none."""
 
     def serves(pair: Pair) -> bool:
-        whole = all(length % (HALVES * ways() * pair.multiple) == 0 for length in (T, S))
+        short = [-length % (HALVES * ways() * pair.multiple) for length in (T, S)]
+        whole = not any(short) or (mask.order != 'zigzag' and short[0] < T and short[1] < S)
         known = pair.any_order or (mask.static and (mask.prefix_BS is None or not mask.causal))
         drops, biased = pair.drops or options.dropout_key is None, pair.biased or options.bias_1NX is None
         return whole and known and drops and biased
@@ -59,14 +60,42 @@ def ring(
     interpret: bool = False,
 ) -> jax.Array:
     """Attention as kernels.py defines it, under a mesh whose axis `context` splits T and S; zeros at padding."""
-    k_BKSH, v_BKSU = (each_device.enough_heads(x, q_BNTH.shape[1]) for x in (k_BKSH, v_BKSU))
+    rows, N, T = q_BNTH.shape[:3]
+    q_BNTH, k_BKSH, v_BKSU, mask, bias_1NX = _padded(pair, q_BNTH, k_BKSH, v_BKSU, mask, options.bias_1NX)
+    k_BKSH, v_BKSU = (each_device.enough_heads(x, N) for x in (k_BKSH, v_BKSU))
     sink_N, plan = options.sink_N, Plan(pair, ScoreOptions(1.0, softcap=options.softcap), interpret)
-    rows = len(q_BNTH)
-    drawn_BN3 = tile_dropout.draw(options.dropout_rate, options.dropout_key, *q_BNTH.shape[:2])
+    drawn_BN3 = tile_dropout.draw(options.dropout_rate, options.dropout_key, rows, N)
     arrays = jax.tree.map(lambda x: jnp.broadcast_to(x, (rows, x.shape[1])) if x.ndim else x, mask)
-    out_BNTU = attention(plan, q_BNTH * options.scale, k_BKSH, v_BKSU, arrays, sink_N, (drawn_BN3, options.bias_1NX))
+    out_BNTU = attention(plan, q_BNTH * options.scale, k_BKSH, v_BKSU, arrays, sink_N, (drawn_BN3, bias_1NX))
     sees_BT = mask.sees() if mask.static else mask.query_positions_BT >= 0
-    return jnp.where(sees_BT[:, None, :, None], out_BNTU, 0).astype(v_BKSU.dtype)
+    return jnp.where(sees_BT[:, None, :, None], out_BNTU, 0).astype(v_BKSU.dtype)[:, :, :T]
+
+
+def _padded(
+    pair: str, q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSU: jax.Array, mask: AttentionMask, bias_1NX: jax.Array | None
+) -> tuple[jax.Array, jax.Array, jax.Array, AttentionMask, jax.Array | None]:
+    """Returns the arrays of attention with padding behind, so that each device has whole blocks, and without a cache's
+    slots behind a prompt."""
+    T, S, multiple = q_BNTH.shape[2], k_BKSH.shape[2], HALVES * ways() * PAIRS[pair].multiple
+    seen = T if mask.order == 'front' and mask.causal else S
+
+    def behind(x_BX: jax.Array | None, value: int) -> jax.Array | None:
+        return None if x_BX is None else pad(x_BX, 1, multiple, value)
+
+    def keys(x_BX: jax.Array | None, value: int) -> jax.Array | None:
+        return None if x_BX is None else behind(x_BX[:, :seen], value)
+
+    if bias_1NX is not None:  # from the last key and the first query on
+        bias_1NX = jnp.pad(bias_1NX[..., S - seen :], ((0, 0), (0, 0), (-seen % multiple, -T % multiple)))
+    mask = mask.replace(
+        query_positions_BT=behind(mask.query_positions_BT, -1),
+        query_segments_BT=behind(mask.query_segments_BT, 0),
+        key_positions_BS=keys(mask.key_positions_BS, -1),
+        key_segments_BS=keys(mask.key_segments_BS, 0),
+        prefix_BS=keys(mask.prefix_BS, False),
+    )
+    k_BKSH, v_BKSU = (pad(x[:, :, :seen], 2, multiple) for x in (k_BKSH, v_BKSU))
+    return pad(q_BNTH, 2, multiple), k_BKSH, v_BKSU, mask, bias_1NX
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
