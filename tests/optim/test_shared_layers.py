@@ -10,6 +10,7 @@ from tformer.commands import dry_run
 from tformer.config import Config, Data, Mesh, Model, Optimizer, Train
 from tformer.distributed import sharding
 from tformer.distributed.devices import Target
+from tformer.lab.sweep import batched_trials
 from tformer.optim import shared_layers
 
 NAMES = PartitionSpec('layers', 'embed', 'mlp')
@@ -53,6 +54,24 @@ def test_slices_have_all_layers_each():
     with sharding.placed(laid_out, config), sharding._far('data'):
         moved = jax.jit(lambda x: shared_layers.whole(x, NAMES))(jnp.ones((8, 16, 32)))
     assert moved.sharding.is_equivalent_to(jax.sharding.NamedSharding(laid_out, PartitionSpec('fsdp')), 3)
+
+
+def test_trials_on_devices_of_their_own_have_all_layers_each():
+    """A step of several trials is of the devices of one, along the axes that are left."""
+    config = Mesh(data=2, fsdp=2)
+    mesh = batched_trials.make_mesh(config, 2)
+    x = jnp.arange(2 * 3 * 16 * 32, dtype=jnp.float32).reshape(2, 3, 16, 32)
+
+    def of_trials(x):
+        def one(x):
+            return shared_layers.stored(2 * shared_layers.whole(x, NAMES), NAMES, x.shape)
+
+        return jax.vmap(one)(x)
+
+    places = PartitionSpec(batched_trials.TRIALS)
+    with sharding.placed(mesh, config):
+        run = jax.shard_map(of_trials, in_specs=places, out_specs=places, axis_names={batched_trials.TRIALS})
+        np.testing.assert_array_equal(jax.jit(run)(x), 2 * x)
 
 
 def test_without_layers_or_a_mesh_nothing_moves():

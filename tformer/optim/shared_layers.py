@@ -9,6 +9,7 @@ from flax import linen as nn
 from jax.sharding import PartitionSpec
 
 from tformer.distributed import sharding
+from tformer.layers.parallel.each_device import free_axes
 from tformer.optim.parameters import STACKED
 
 Parts = list[tuple[str, ...]]  # the axes of the mesh that split each axis of an array
@@ -44,8 +45,8 @@ def _way(shape: Sequence[int], names: PartitionSpec) -> list[Parts]:
         return []
     way: list[Parts] = [sharding.axes_of(shape, names, rules, mesh)]
     split = [axis for name, part in zip(names, way[0], strict=True) for axis in part if name not in STACKED]
-    used = {axis for part in way[0] for axis in part}
-    others = [axis for axis in mesh.shape if axis not in used and axis != sharding.far()]
+    free = free_axes() - {axis for part in way[0] for axis in part} - {sharding.far()}
+    others = [axis for axis in mesh.shape if axis in free]
     for axis in [*split, *others]:
         if mesh.shape[axis] > 1 and shape[_at(names)] > _count(way[-1], names):
             rest = [tuple(each for each in part if each != axis) for part in way[-1]]
