@@ -1,5 +1,7 @@
 """The cache of decoding on numbers that say where they come from."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -123,6 +125,26 @@ def test_the_first_tokens_of_a_cache_have_no_prefix_for_kernels_to_look_for_unle
         found.clear()
         jax.eval_shape(read, variables, *prefix)
         assert set(found) == {bool(prefix)}
+
+
+def test_a_step_sums_the_slots_of_each_device_and_asks_no_kernel_for_all(monkeypatch):
+    """Kernels of prompts, of which `cudnn` takes a bias of one query, know nothing of slots that devices share."""
+
+    def asked(*_):
+        raise AssertionError('a step asks the kernel')
+
+    kernel = kernel_choice.KERNELS['chunked']
+    sizes = {'vocab_size': 9, 'emb_dim': 8, 'mlp_dim': 8, 'num_heads': 1, 'num_decoder_layers': 1, 'max_len': 8}
+    model = build(Model(attention_kernel='chunked', position='alibi', **sizes))
+    batch, names = {'inputs': jnp.ones((2, 4), jnp.int32)}, Mesh(data=2, context=4)
+    variables = model.init(jax.random.key(0), batch)
+    start = functools.partial(model.apply, variables, batch, 8, method='start')
+    extend = functools.partial(model.apply, variables, jnp.ones((2, 1), jnp.int32), jnp.zeros((2, 1), jnp.int32))
+    wanted = extend(start(), method='extend')[0]
+    monkeypatch.setitem(kernel_choice.KERNELS, 'chunked', kernel._replace(function=asked))
+    with sharding.placed(sharding.make_mesh(names), names):
+        found = jax.jit(lambda: extend(start(), method='extend')[0])()
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_devices_share_rows_heads_and_slots(cache) -> None:

@@ -140,6 +140,8 @@ def begin(
 
     tokens_BP, positions_BP = batch['inputs'], positions_of(batch)
     shared = batch['shared'].shape[1] if 'shared' in batch else 0
+    if shared and 'prefix' in batch:
+        raise ValueError('a batch with prefix is read at once: shared is not supported')
     first = {'inputs': batch['shared'][:1]} if shared else batch
     with masks.ordered('front'):
         cache: Any = model.apply(variables, first, slots, method='start')

@@ -185,9 +185,10 @@ class Attention(nn.Module):
         else:
             name = kernel_choice.pick(cfg, platform())
             kernel = kernel_choice.KERNELS[name].function
-            if ring_attention.ways() > 1 and q_BNTH.shape[2] > 1 and mask.visible_BTS is None:
-                pair = ring_kernels.pick(name, q_BNTH.shape[2], k_BKSH.shape[2], mask, options)
-                plain = kernel_choice.on_arrays(ring_attention.ring)
+            if ring_attention.ways() > 1:
+                step = q_BNTH.shape[2] == 1 or mask.visible_BTS is not None  # in which each device sums its own slots
+                pair = None if step else ring_kernels.pick(name, q_BNTH.shape[2], k_BKSH.shape[2], mask, options)
+                plain = kernel_choice.on_arrays(kernels.reference if step else ring_attention.ring)
                 kernel = functools.partial(ring_kernels.ring, pair) if pair else plain
             out_BNTU = kernel(q_BNTH, k_BKSH, v_BKSU, mask, options)
         return out_BNTU

@@ -19,7 +19,7 @@ def whole(x: jax.Array, names: PartitionSpec) -> jax.Array:
     """Returns an array whose axes have these logical names, of whose layers each device has some, with whole matrices.
 
     Where the devices do not divide the layers of a stage, layers of zeros follow these. Axes of the mesh for which no
-    layers are left split matrices as before; what is between slices has all layers on each side.
+    layers are left split matrices as before, and slices with the same matrices do the same.
     """
     if way := _way(x.shape, names):
         ways = _count(way[-1], names)

@@ -46,8 +46,8 @@ def on_each_device(
 def on_own_tokens(
     function: Callable[[Any, Any], Any], shared: Any, tokens: Any, axis: str = 'length', features: str | None = None
 ) -> Any:
-    """Returns function(shared, tokens), each device with its own tokens, as the rules of the mesh split them. What it
-    does not divide, as a length of which the devices would have unequal parts, is whole on every device.
+    """Returns function(shared, tokens), each device with its own tokens, as the rules of the mesh split them. Zeros
+    fill a length of which the devices would have unequal parts; what else it does not divide is whole on every device.
 
     Args:
       function: returns a pytree of arrays [B, T], or [B, T, F] where `features` are split.
@@ -59,7 +59,8 @@ def on_own_tokens(
     mesh, shape = jax.sharding.get_abstract_mesh(), jax.tree.leaves(tokens)[0].shape
     named = [('batch', shape[0]), (axis, shape[1]), *([] if features is None else [(features, shape[2])])]
     found = [split(name, size) for name, size in named] if mesh.size > 1 else []
-    if found and found[1] is None and (filled := filled_by(axis, shape[1])):  # XLA stores what is behind them, too
+    divided = found and None not in (found[0], *found[2:])
+    if divided and (filled := filled_by(axis, shape[1])):  # XLA stores what is behind them, too
         wide = jax.tree.map(lambda x: jnp.pad(x, [(0, filled if i == 1 else 0) for i in range(x.ndim)]), tokens)
         return jax.tree.map(lambda x: x[:, : shape[1]], on_own_tokens(function, shared, wide, axis, features))
     parts = [part or () for part in found]
