@@ -56,6 +56,37 @@ def test_a_frozen_run_holds_kernels_in_the_dtype_of_the_activations(tmp_path) ->
     assert sizes['bfloat16'] < 0.6 * sizes['float32']
 
 
+WIDE = {'dtype': 'bfloat16', 'emb_dim': 256, 'mlp_dim': 256, 'num_heads': 4, 'max_len': 256, 'norm': 'rmsnorm'}
+
+
+@pytest.mark.parametrize(
+    ('backend', 'platforms', 'kernel'),
+    [('gpu', [], 'auto'), ('gpu', ['cpu', 'cuda'], 'triton'), ('tpu', ['cpu', 'tpu'], 'auto')],
+)
+@pytest.mark.slow_cases('tpu-platforms2-auto')
+def test_an_accelerator_writes_programs_without_kernels_of_its_own(
+    monkeypatch, tmp_path, backend, platforms, kernel
+) -> None:
+    """Prompts are long and activations wide enough for all kernels."""
+    run = fresh_run('causal_lm', family='decoder', letters='abcdefgh', fields=WIDE | {'num_experts': 4})
+    run = dataclasses.replace(run, config=config.override(run.config, {'decode.max_len': '7'}))
+    with monkeypatch.context() as pretended:
+        pretended.setattr(jax, 'default_backend', lambda: backend)
+        there = dataclasses.replace(run, config=config.override(run.config, {'model.attention_kernel': kernel}))
+        freeze(there, tmp_path / 'frozen', rows=2, platforms=platforms)
+    frozen, texts = load_frozen(tmp_path / 'frozen'), ['a', 'abcdefgh' * 20]
+    assert frozen.write(texts, 7) == run.generate(texts)
+
+
+@pytest.mark.parametrize('backend', ['cpu', pytest.param('tpu', marks=pytest.mark.slow)])
+def test_programs_for_a_tpu_alone_have_its_kernels(monkeypatch, tmp_path, backend) -> None:
+    run = fresh_run('causal_lm', family='decoder', letters='abcdefgh', fields=WIDE | {'num_experts': 4})
+    monkeypatch.setattr(jax, 'default_backend', lambda: backend)
+    freeze(run, tmp_path / 'frozen', rows=2, platforms=['tpu'])
+    program = jax.export.deserialize(bytearray((tmp_path / 'frozen' / 'insert_256.bin').read_bytes()))
+    assert program.platforms == ('tpu',) and 'tpu_custom_call' in program.mlir_module()
+
+
 @pytest.mark.slow
 def test_a_form_and_biases_are_frozen_with_their_run(tmp_path) -> None:
     run = fresh_run('causal_lm', family='decoder', letters='abcdefgh')

@@ -29,7 +29,8 @@ def fresh_run(
     """Returns a small run of the objective; its parameters are large, so that outputs differ; `fields`: the model's."""
     tokens = Tokenizers(Char(letters) if family == 'encoder_decoder' else None, Char(letters), labels)
     stacks = {f'num_{stack}_layers': layers for stack in ('encoder', 'decoder') if stack in family}
-    model = Model(family=family, emb_dim=16, mlp_dim=32, num_heads=2, max_len=32, **stacks, **fields)
+    sizes = {'emb_dim': 16, 'mlp_dim': 32, 'num_heads': 2, 'max_len': 32}
+    model = Model(family=family, **{**sizes, **stacks, **fields})
     config = Config(model, Data(length=24, **data), train=Train(objective=objective, num_steps=1), mesh=Mesh(data=1))
     config = dataclasses.replace(config, decode=Decode(max_len=6))
     config = checks.resolve(config, vocab_size=tokens.target.vocab_size, num_classes=len(labels) or None)

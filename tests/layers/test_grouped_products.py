@@ -16,7 +16,6 @@ from comparing import errors, relative
 from grouped_cases import by_hand, make, run
 from tformer.config import Mesh, Model
 from tformer.distributed import sharding
-from tformer.distributed.compilers import exporting
 from tformer.layers import grouped_products, moe
 from tformer.layers.grouped_blocks import Options
 from tformer.layers.grouped_products import block_size, grouped_product
@@ -201,15 +200,3 @@ def test_products_are_computed_again_in_the_backward_pass_where_remat_keeps_none
         return sum(e.primitive.name == 'pallas_call' for e in jaxpr.eqns) + sum(inner)
 
     assert count(traced.jaxpr) == calls
-
-
-@pytest.mark.parametrize(('platform', 'others'), [('gpu', ['cuda']), ('gpu', ['cpu', 'cuda']), ('tpu', ['cpu', 'tpu'])])
-def test_a_program_for_other_processes_has_none_of_these_kernels(monkeypatch, platform, others):
-    """Triton's cannot be written to a file, and a CPU has none."""
-    params = sharding.unboxed(boxed())
-    monkeypatch.setattr(moe, 'platform', lambda: platform)
-    with exporting():
-        found = jax.export.export(jax.jit(Moe(CFG, 'decoder', E).apply), platforms=others)(
-            {'params': params}, *tokens()
-        )
-    assert found.serialize() and 'ragged' in found.mlir_module()

@@ -4,8 +4,9 @@
 
 PATH holds programs of StableHLO (`jax.export`) that begin a text and go on by a token in --rows rows at once, the
 weights as safetensors, the tokenizers, config.json and the file of decode.json_schema. `tformer.load_frozen(PATH)`
-writes with them, to the bits of the run itself on the same device and version of JAX. `pip install 'tformer[programs]'`
-installs what it needs.
+writes with them, to the bits of the run itself on the same CPU or TPU and version of JAX. Programs for several
+platforms, or for GPUs, have XLA's operations in place of a platform's own kernels, and round otherwise. `pip install
+'tformer[programs]'` installs what it needs.
 """
 
 import dataclasses
@@ -28,8 +29,10 @@ from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.decode import programs
 from tformer.decode.drawing import Drawing
 from tformer.decode.engine import write_all
+from tformer.distributed import sharding
 from tformer.errors import UserError
 from tformer.hf import safetensors
+from tformer.layers import kernel_choice
 from tformer.model import for_steps, quantized
 from tformer.training import workdir as workdir_lib
 
@@ -70,8 +73,13 @@ def freeze(
         import flatbuffers  # noqa: F401
     except ImportError as error:
         raise UserError("tformer freeze needs flatbuffers: pip install 'tformer[programs]'") from error
-    greedy = checks.settled(config_lib.override(run.config, {'decode.strategy': 'greedy'}))  # draws are asked for
-    run = dataclasses.replace(run, config=dataclasses.replace(greedy, mesh=Mesh(data=1)))
+    changes = {'decode.strategy': 'greedy'}  # draws are asked for
+    backend = _backend(platforms)
+    kernel = run.config.model.attention_kernel
+    if kernel != kernel_choice.AUTO and kernel_choice.unserved(kernel, frozenset(), backend):
+        changes['model.attention_kernel'] = kernel_choice.AUTO
+    settled = checks.settled(config_lib.override(run.config, changes))
+    run = dataclasses.replace(run, config=dataclasses.replace(settled, mesh=Mesh(data=1)))
     made = row_writer.make(run, rows)
     variables = quantized(run.model, run.variables, run.config.decode.quantization)
     variables = for_steps(run.model.cfg, variables, apart=False)  # for platforms of both kinds
@@ -83,8 +91,17 @@ def freeze(
             shutil.copyfile(run.config.decode.json_schema, place / SCHEMA)
         workdir_lib.save_config(place, run.config)
         batches = [row_writer.example(made, length) for length in row_writer.lengths(run.config)]
-        programs.save(place, made.engine, variables, batches, made.rows, platforms or None)
+        with sharding.traced_for(backend):
+            programs.save(place, made.engine, variables, batches, made.rows, platforms or None)
         safetensors.write(place / safetensors.WHOLE, shapes, lambda name: leaves[int(name)])
+
+
+def _backend(platforms: Sequence[str]) -> str:
+    """Returns the JAX backend whose kernels the programs for these platforms have.
+
+    Those of a CPU are XLA's own, which compile everywhere. Of other kernels JAX promises to keep a TPU's alone.
+    """
+    return 'tpu' if set(platforms or [jax.default_backend()]) == {'tpu'} else 'cpu'
 
 
 class Frozen(NamedTuple):

@@ -15,7 +15,7 @@ from jax import export
 
 from tformer.decode.drawing import Drawing
 from tformer.decode.engine import Engine
-from tformer.distributed.compilers import exporting, jit
+from tformer.distributed.compilers import jit
 from tformer.errors import UserError
 
 FILE = 'programs.json'
@@ -32,8 +32,8 @@ def save(
 ) -> None:
     """Writes an engine's programs for these variables, and for batches of the lengths of `batches`.
 
-    `platforms` are those of JAX that the programs are for: cpu, cuda, tpu; None: that of this process. What the
-    directory has of these names is replaced.
+    `platforms` are those of JAX that the programs are for: cpu, cuda, tpu; None: that of this process. Their kernels
+    are those of the current `sharding.platform`. What the directory has of these names is replaced.
     """
     options: dict[str, Any] = {} if platforms is None else {'platforms': tuple(platforms)}
     slots = jax.eval_shape(engine.empty, variables)
@@ -44,8 +44,7 @@ def save(
     drawn = tuple(jax.ShapeDtypeStruct((), dtype) for dtype in _DRAWN)
 
     def write(name: str, function: Any, *given: Any) -> None:
-        with exporting():
-            found = export.export(jax.jit(function), **options)(*given)
+        found = export.export(jax.jit(function), **options)(*given)
         (directory / f'{name}.bin').write_bytes(found.serialize())
 
     def empty(params: list[Any]) -> Any:

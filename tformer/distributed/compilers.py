@@ -1,6 +1,5 @@
 """What compilers of accelerators are told about the programs of models."""
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -14,19 +13,6 @@ OPTIONS = {'tpu': {'xla_jf_spmd_threshold_for_windowed_einsum_mib': 1_000_000}} 
 # Those of the train step besides. On a GPU all matrix products use cuBLAS, which adds biases and residuals as it writes
 # its results; timing Triton's kernels against it would only make compiling longer.
 TRAINING = {'gpu': {'xla_gpu_enable_triton_gemm': False, 'xla_gpu_dot_merger_threshold_mb': 0}}
-
-
-_exporting = jax.make_user_context(default_value=False)
-
-
-def exporting() -> contextlib.AbstractContextManager[Any]:
-    """A context in which programs are traced that other processes run, maybe on other platforms."""
-    return _exporting(True)
-
-
-def exported() -> bool:
-    """Returns whether other processes run what is traced."""
-    return bool(_exporting.value)
 
 
 def traced(tree: Any) -> bool:

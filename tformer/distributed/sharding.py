@@ -203,6 +203,11 @@ def platform() -> str:
     return str(_platform.value or jax.default_backend())
 
 
+def traced_for(backend: str) -> contextlib.AbstractContextManager[Any]:
+    """A context in which programs are traced for a JAX backend, whichever this process has."""
+    return _platform(backend)
+
+
 def jax_platform(mesh: Mesh) -> str:
     """Returns the JAX backend of a mesh's devices."""
     platform: str = mesh.devices.flat[0].platform

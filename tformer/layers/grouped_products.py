@@ -14,7 +14,6 @@ from typing import Any
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
-from tformer.distributed.compilers import exported
 from tformer.layers import grouped_mosaic, grouped_triton
 from tformer.layers.grouped_blocks import Blocks, Options
 from tformer.layers.parallel.each_device import free_axes
@@ -32,7 +31,7 @@ def block_size(choices: int, num_experts: int) -> int:
 
 def serves(platform: str, x_PD: jax.Array, kernel_EDF: jax.Array) -> bool:
     """Returns whether there is such a kernel for these arrays, of one device's own tokens and experts."""
-    if platform not in PLATFORMS or exported():  # as files, kernels are of one platform, if of any
+    if platform not in PLATFORMS:
         return False
     mesh = jax.sharding.get_abstract_mesh()
     alone = mesh.size == 1 or not free_axes()  # XLA cannot split it between devices
