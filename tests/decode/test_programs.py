@@ -60,6 +60,9 @@ def test_what_is_not_there_is_named(tmp_path) -> None:
     longer = {'inputs': np.zeros((1, 7), np.int32), 'positions': np.arange(7, dtype=np.int32)[None]}
     with pytest.raises(UserError, match=r'has no program for prompts of 7; there are: \[5\]$'):
         loaded.insert(variables, loaded.empty(variables), longer, 0, Drawing())
+    programs.save(tmp_path, engine, variables, batches[:1], 1, platforms=('cuda', 'tpu'))
+    with pytest.raises(UserError, match=r'has programs for cuda, tpu, not for cpu \(tformer freeze --platforms\)$'):
+        programs.load(tmp_path)
     (tmp_path / 'step.bin').unlink()
     with pytest.raises(UserError, match=r'holds no programs: .*step\.bin'):
         programs.load(tmp_path)

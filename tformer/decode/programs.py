@@ -72,7 +72,7 @@ def save(
         'rows': rows,
         'lengths': sorted(lengths),
         'jax': jax.__version__,
-        'platforms': platforms or [jax.default_backend()],
+        'platforms': platforms or [export.default_export_platform()],
     }
     (directory / FILE).write_text(json.dumps(facts, indent=2) + '\n')
 
@@ -81,7 +81,8 @@ def load(directory: pathlib.Path) -> tuple[Engine, int]:
     """Returns the engine of a directory and its number of rows. Its slots are a list of arrays.
 
     Raises:
-      UserError: a file is missing or is none of these, or a prompt has none of the lengths.
+      UserError: a file is missing or is none of these, they are not for this platform, or a prompt has none of the
+        lengths.
     """
     try:
         facts = json.loads((directory / FILE).read_text())
@@ -90,6 +91,9 @@ def load(directory: pathlib.Path) -> tuple[Engine, int]:
         found = {name: export.deserialize(bytearray((directory / f'{name}.bin').read_bytes())) for name in names}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f'{directory} holds no programs: {error}') from error
+    there, here = found['step'].platforms, export.default_export_platform()
+    if here not in there:
+        raise UserError(f'{directory} has programs for {", ".join(there)}, not for {here} (tformer freeze --platforms)')
     empty, free = jit(found['empty'].call), jit(found['free'].call, donate_argnums=0)
     step = jit(found['step'].call, donate_argnums=1)
     inserts = {length: jit(found[f'insert_{length}'].call, donate_argnums=1) for length in lengths}
