@@ -59,8 +59,8 @@ newest:
 stack: setup
 	$(BIN)/python -m pytest -n 2 -m stack
 
-# Lint, types, the site, the newest Python, then the quick tests and every fourth proof of each file in one run of pytest,
-# whose closing line comes last. `make proofs` runs all proofs.
+# Lint, types, the site, the newest Python, then the quick tests and every fourth proof of each file in one run of
+# pytest, whose closing line comes last. `make proofs` runs all proofs.
 check: lint docs newest parity
 	$(BIN)/python -m pytest -n 2 --sample=4
 
