@@ -16,7 +16,7 @@ from comparing import descent, relative
 from starting import make_start
 from tformer import checks
 from tformer.config import Config, Data, Mesh, Model, Train
-from tformer.distributed import sharding
+from tformer.distributed import meshes, sharding
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
 from tformer.optim.hyperparameters import Hyperparameters
@@ -73,7 +73,7 @@ def trained(family, devices, mesh=None):
     """Returns (the losses of some steps of gradient descent, the first and the last gradients)."""
     cfg = make_config(family, Mesh(data=1) if mesh is None else mesh)
     net, objective, hyper = build(cfg.model), OBJECTIVES[cfg.train.objective], Hyperparameters.of(cfg)
-    laid_out, rules = sharding.make_mesh(cfg.mesh, devices), sharding.make_rules(cfg.mesh)
+    laid_out, rules = meshes.make_mesh(cfg.mesh, devices), sharding.make_rules(cfg.mesh)
     batches = [make_batch(cfg, seed) for seed in range(STEPS)]
     with sharding.placed(laid_out, cfg.mesh), jax.default_matmul_precision('highest'):
         start, placed = make_start(net, objective, descent(RATE), hyper, batches[0], laid_out, rules)
@@ -82,7 +82,7 @@ def trained(family, devices, mesh=None):
         step = jax.jit(make_train_step(net, objective, descent(RATE), cfg), out_shardings=(placed, None))
         losses, gradients = [], []
         for batch in batches:
-            state, numbers = step(state, jax.device_put(batch, sharding.batch_sharding(laid_out)), hyper)
+            state, numbers = step(state, jax.device_put(batch, meshes.batch_sharding(laid_out)), hyper)
             total, weight = numbers['scores']['loss']
             losses.append(float(total) / float(weight))
             gradients.append(jax.device_get(state.opt_state))
@@ -94,7 +94,7 @@ def initial(family):
     """Returns the state that all start from, made on the CPU."""
     cfg, devices = make_config(family, Mesh(data=1)), jax.devices('cpu')[:1]
     net, objective, hyper = build(cfg.model), OBJECTIVES[cfg.train.objective], Hyperparameters.of(cfg)
-    laid_out = sharding.make_mesh(cfg.mesh, devices)
+    laid_out = meshes.make_mesh(cfg.mesh, devices)
     with sharding.placed(laid_out, cfg.mesh):
         rules, batch = sharding.make_rules(cfg.mesh), make_batch(cfg, 0)
         return jax.device_get(make_start(net, objective, descent(RATE), hyper, batch, laid_out, rules)[0](hyper))
@@ -106,13 +106,13 @@ def first_gradients(family, devices, dtype):
     net, objective, hyper = build(cfg.model), OBJECTIVES[cfg.train.objective], Hyperparameters.of(cfg)
     batch, found = make_batch(cfg, 0), None
     for device in (jax.devices('cpu')[:1], devices):
-        laid_out, rules = sharding.make_mesh(cfg.mesh, device), sharding.make_rules(cfg.mesh)
+        laid_out, rules = meshes.make_mesh(cfg.mesh, device), sharding.make_rules(cfg.mesh)
         with sharding.placed(laid_out, cfg.mesh):
             start, placed = make_start(net, objective, descent(RATE), hyper, batch, laid_out, rules)
             found = jax.device_put(jax.device_get(start(hyper)) if found is None else found, placed)
             step = jax.jit(make_train_step(net, objective, descent(RATE), cfg), out_shardings=(placed, None))
             if device == devices:
-                found, _ = step(found, jax.device_put(batch, sharding.batch_sharding(laid_out)), hyper)
+                found, _ = step(found, jax.device_put(batch, meshes.batch_sharding(laid_out)), hyper)
         found = jax.device_get(found)
     return found.opt_state
 

@@ -11,7 +11,7 @@ from small_decoding import BANNED, CASES, EOS, batch_of, make
 from tformer import config
 from tformer.config import Mesh
 from tformer.decode.generate import make_generate
-from tformer.distributed import sharding
+from tformer.distributed import meshes, sharding
 
 pytestmark = pytest.mark.accelerator
 
@@ -34,7 +34,7 @@ def written(family, way, device):
             batch_of(family),
             np.asarray(jax.random.key_data(jax.random.key(2))),
         )
-    laid_out, decode = sharding.make_mesh(mesh, [device]), config.Decode(max_len=T, **WAYS[way])
+    laid_out, decode = meshes.make_mesh(mesh, [device]), config.Decode(max_len=T, **WAYS[way])
     with sharding.placed(laid_out, mesh), jax.default_matmul_precision('highest'):
         given = jax.device_put((variables, batch, key), jax.NamedSharding(laid_out, jax.P()))
         generate = make_generate(model, decode, eos=EOS, banned=BANNED)

@@ -27,7 +27,7 @@ from tformer.commands.import_ import import_hub
 from tformer.commands.predict import predict
 from tformer.commands.run import Run
 from tformer.commands.train import train
-from tformer.distributed import sharding
+from tformer.distributed import meshes
 from tformer.errors import UserError
 from tformer.hf import directory, safetensors
 from tformer.hf.convert import Stacked
@@ -133,7 +133,7 @@ def test_a_parameter_is_placed_in_shares_by_any_mesh() -> None:
     hub = directory.HubDirectory(pathlib.Path(), reference.config)
     cfg = directory.models.model_of(reference.config)
     parameters = directory.convert.stacked_params(hub.family, reference.tensors, cfg)
-    mesh = sharding.make_mesh(config.Mesh(data=2, fsdp=2, tensor=2))
+    mesh = meshes.make_mesh(config.Mesh(data=2, fsdp=2, tensor=2))
     for parameter in parameters.values():
         counted = Counted(**vars(parameter))
         split = iter(('data', 'fsdp', 'tensor', *[None] * 9))

@@ -25,7 +25,7 @@ from tformer.commands import benchmark, texts
 from tformer.commands import train as train_command
 from tformer.commands.run import Run
 from tformer.data.batches import pipeline
-from tformer.distributed import sharding
+from tformer.distributed import meshes
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
 from tformer.training import checkpoint
@@ -271,7 +271,7 @@ def test_the_tokens_that_a_benchmark_counts_are_those_of_both_stacks(monkeypatch
     def program(stated: config.Config, batch: dict) -> types.SimpleNamespace:
         numbers = {'scores': {'loss': (np.float32(1), np.float32(1))}, 'flops': np.float32(1)}
         return types.SimpleNamespace(
-            mesh=sharding.make_mesh(stated.mesh), context=contextlib.nullcontext, hyper=None, taught=(),
+            mesh=meshes.make_mesh(stated.mesh), context=contextlib.nullcontext, hyper=None, taught=(),
             init=lambda: types.SimpleNamespace(params={}), jitted_step=lambda state, *given: (state, numbers),
         )  # fmt: skip
 

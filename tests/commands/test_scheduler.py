@@ -18,7 +18,7 @@ from tformer.data.tokenizers.bytes_and_characters import Byte, Symbol
 from tformer.data.tokenizers.subwords import SentencePiece
 from tformer.decode.drawing import Drawing
 from tformer.decode.engine import Engine
-from tformer.distributed import sharding
+from tformer.distributed import meshes
 
 END = 0
 
@@ -52,7 +52,7 @@ class Counting:
 @pytest.fixture
 def made():
     counting = Counting()
-    mesh = sharding.make_mesh(Mesh(data=1), jax.devices()[:1])
+    mesh = meshes.make_mesh(Mesh(data=1), jax.devices()[:1])
     scheduler = Scheduler(
         counting.engine, None, mesh, rows=2, most_waiting=4, ends=(END,),
         decode=lambda ids: ''.join(f'<{i}>' for i in ids),

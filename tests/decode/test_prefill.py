@@ -18,7 +18,7 @@ from tformer.decode.engine import make_engine, write_all
 from tformer.decode.generate import begin, make_generate
 from tformer.decode.sample import prefill
 from tformer.decode.sample import read as read_in_parts
-from tformer.distributed import sharding
+from tformer.distributed import meshes, sharding
 from tformer.errors import UserError
 from tformer.layers import masks
 from tformer.model import build
@@ -139,7 +139,7 @@ def test_devices_that_split_the_tokens_of_a_row_write_the_same(name, fields) -> 
         return jax.device_get(generate(variables, batch, jax.random.key(3)))
 
     tokens, scores = written()
-    with sharding.placed(sharding.make_mesh(mesh), mesh):
+    with sharding.placed(meshes.make_mesh(mesh), mesh):
         spread, others = written()
     np.testing.assert_array_equal(spread, tokens)
     np.testing.assert_allclose(others, scores, rtol=1e-4, atol=1e-4)

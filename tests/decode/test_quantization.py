@@ -15,7 +15,7 @@ from tformer.commands.freeze import freeze, load_frozen
 from tformer.commands.score import score
 from tformer.commands.streaming import stream
 from tformer.decode.generate import begin
-from tformer.distributed import sharding
+from tformer.distributed import meshes
 from tformer.errors import UserError
 from tformer.layers.quantized import INT8, numbers, quantize
 from tformer.model import for_steps, quantized
@@ -149,7 +149,7 @@ def test_a_frozen_program_writes_by_its_integers(tmp_path) -> None:
 @pytest.mark.parametrize('kind', ['int8', None])
 def test_rows_over_a_mesh_with_split_products_or_slots_write_the_same(kind, sizes, decode) -> None:
     run = run_of('decoder', kind, batch_size=4, cache_quantization=kind, **decode)
-    mesh = sharding.make_mesh(config.Mesh(**sizes))
+    mesh = meshes.make_mesh(config.Mesh(**sizes))
     everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     placed = dataclasses.replace(run.config, mesh=config.Mesh(**sizes))
     spread = dataclasses.replace(run, config=placed, variables=jax.device_put(run.variables, everywhere))

@@ -12,7 +12,7 @@ from tformer import config
 from tformer.commands import scoring
 from tformer.decode import buckets, halves, refill
 from tformer.decode.text import best, make_writer
-from tformer.distributed import sharding
+from tformer.distributed import meshes
 from tformer.errors import UserError
 from tformer.model import build
 
@@ -39,7 +39,7 @@ def run_of(kind, **decode):
 
 
 def made(run, mesh=None):
-    mesh = sharding.make_mesh(run.config.mesh) if mesh is None else mesh
+    mesh = meshes.make_mesh(run.config.mesh) if mesh is None else mesh
     return refill.make_refill(build(run.config.model), run.config, run.tokenizers, cut=False, mesh=mesh)
 
 
@@ -150,7 +150,7 @@ def test_rows_on_eight_devices_write_what_one_device_writes(kind, mesh) -> None:
     run, texts = run_of(kind, **DRAWS), texts_of(37)
     expected = in_batches(run, texts, 5)
     spread = config.override(run.config, {f'mesh.{axis}': size for axis, size in mesh.items()})
-    devices = sharding.make_mesh(spread.mesh)
+    devices = meshes.make_mesh(spread.mesh)
     placed = jax.device_put(run.variables, scoring.shardings(spread, devices))
     found = dict(dataclasses.replace(run, config=spread, variables=placed).write(texts, 5))
     assert found.keys() == expected.keys() and devices.size == 8

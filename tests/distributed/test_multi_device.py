@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import itertools
-import types
 
 import jax
 import numpy as np
@@ -13,7 +12,7 @@ from comparing import descent, relative
 from starting import make_start
 from tformer import checks, config
 from tformer.config import Config, Mesh, Model, Train
-from tformer.distributed import collectives, hlo, sharding
+from tformer.distributed import collectives, hlo, meshes, sharding
 from tformer.errors import UserError
 from tformer.layers import kernels
 from tformer.layers.parallel import ring_attention
@@ -84,13 +83,13 @@ def trained(family, name, packed=False, **model):
     mesh_config = MESHES.get(name, Mesh(data=1))
     cfg = make_config(family, mesh_config, **model)
     net, objective, hyper = build(cfg.model), OBJECTIVES[cfg.train.objective], Hyperparameters.of(cfg)
-    mesh = sharding.make_mesh(mesh_config, jax.devices()[: 8 if name in MESHES else 1])
+    mesh = meshes.make_mesh(mesh_config, jax.devices()[: 8 if name in MESHES else 1])
     rules, batches = sharding.make_rules(mesh_config), [make_batch(family, seed, packed) for seed in range(STEPS)]
     with sharding.placed(mesh, mesh_config):
         start, placed = make_start(net, objective, descent(RATE), hyper, batches[0], mesh, rules)
         state = start(hyper)
         step = jax.jit(make_train_step(net, objective, descent(RATE), cfg), out_shardings=(placed, None))
-        split = [jax.device_put(batch, sharding.batch_sharding(mesh)) for batch in batches]
+        split = [jax.device_put(batch, meshes.batch_sharding(mesh)) for batch in batches]
         compiled = step.lower(state, split[0], hyper).compile()
         losses, first = [], None
         for batch in split:
@@ -194,7 +193,7 @@ def test_what_is_sent_is_what_the_closed_formula_says(name):
     num_params = sum(x.size for x in jax.tree.leaves(params))
     found = {
         (row.kind, '+'.join(row.axes)): row.bytes
-        for row in collectives.of(hlo.parse(text), sharding.make_mesh(MESHES[name]))
+        for row in collectives.of(hlo.parse(text), meshes.make_mesh(MESHES[name]))
     }
     for key, wanted in expected_traffic(name, num_params).items():
         assert found.pop(key) == pytest.approx(wanted, rel=0.05), key
@@ -221,7 +220,7 @@ def test_a_strategy_is_made_of_its_collectives(family, name):
     _, _, params, text = trained(family, name)
     found = {
         (row.kind, '+'.join(row.axes)): row.bytes
-        for row in collectives.of(hlo.parse(text), sharding.make_mesh(MESHES[name]))
+        for row in collectives.of(hlo.parse(text), meshes.make_mesh(MESHES[name]))
     }
     assert found.keys() >= EXPECTED[name]
     if name == 'data':
@@ -250,7 +249,7 @@ def test_gathering_all_parameters_at_once_would_be_seen():
     mesh_config = MESHES['fsdp']
     cfg = make_config('encoder', mesh_config)
     net, objective, hyper = build(cfg.model), OBJECTIVES[cfg.train.objective], Hyperparameters.of(cfg)
-    mesh, rules, batch = sharding.make_mesh(mesh_config), sharding.make_rules(mesh_config), make_batch('encoder', 0)
+    mesh, rules, batch = meshes.make_mesh(mesh_config), sharding.make_rules(mesh_config), make_batch('encoder', 0)
     with sharding.placed(mesh, mesh_config):
         start, placed = make_start(net, objective, descent(RATE), hyper, batch, mesh, rules)
         state = start(hyper)
@@ -260,7 +259,7 @@ def test_gathering_all_parameters_at_once_would_be_seen():
             whole = jax.lax.with_sharding_constraint(state.params, jax.sharding.PartitionSpec())
             return step(state.replace(params=whole), batch, hyper)
 
-        split = jax.device_put(batch, sharding.batch_sharding(mesh))
+        split = jax.device_put(batch, meshes.batch_sharding(mesh))
         text = jax.jit(gathers_first, out_shardings=(placed, None)).lower(state, split, hyper).compile().as_text()
     assert largest_gather(text) >= L * D * F
 
@@ -296,7 +295,7 @@ def test_the_ring_is_the_reference_with_all_its_gradients(queries, keys):
 
     wanted = both(kernels.reference)
     for mesh in (Mesh(data=2, context=4), Mesh(data=1, context=8)):
-        with sharding.placed(sharding.make_mesh(mesh), mesh):
+        with sharding.placed(meshes.make_mesh(mesh), mesh):
             found = jax.device_get(both(ring_attention.ring))
         for part in (0, 1):
             assert relative(found[part], wanted[part]) < 1e-6
@@ -320,7 +319,7 @@ def test_a_balanced_batch_holds_the_same_tokens_in_another_order():
     mesh = Mesh(data=2, context=4)
     batch = make_batch('encoder_decoder', 0)
     batch |= {f'encoder_{name}': batch[name] for name in ('inputs', 'positions')}  # a source as long as its target
-    with sharding.placed(sharding.make_mesh(mesh), mesh):
+    with sharding.placed(meshes.make_mesh(mesh), mesh):
         moved = jax.device_get(ring_attention.balance({name: x for name, x in batch.items() if name != 'positions'})[0])
     assert np.array_equal(moved['positions'][0], ring_attention.zigzag(T, 4))
     for name, x in batch.items():
@@ -342,7 +341,7 @@ def test_dropout_in_the_ring_is_one_draw_forward_and_backward():
         options = kernels.ScoreOptions(0.3, dropout_rate=rate, dropout_key=key)
         return ring_attention.ring(inputs['q'], inputs['k'], v, mask, options)
 
-    with sharding.placed(sharding.make_mesh(mesh), mesh):
+    with sharding.placed(meshes.make_mesh(mesh), mesh):
         pull = jax.jit(lambda v, key: (out(v, key), jax.grad(lambda v: (out(v, key) * cotangent).sum())(v)))
         draws = [jax.device_get(pull(inputs['v'], key)) for key in jax.random.split(jax.random.key(1), 100)]
         whole = jax.device_get(jax.jit(functools.partial(out, rate=None))(inputs['v'], None))
@@ -375,44 +374,7 @@ def test_packed_rows_and_every_bias_go_round(name, model):
     assert relative(other_gradients, gradients) <= 1e-5
 
 
-# ---------------------------------------------------------------------------------------------------- the mesh
-class Chip:
-    """What a mesh is laid out from: a device of a slice."""
-
-    platform = device_kind = 'cpu'
-
-    def __init__(self, number, slice_index):
-        self.id, self.slice_index, self.process_index = number, slice_index, number // 4
-
-    def __repr__(self):
-        return f'{self.slice_index}:{self.id}'
-
-
-def test_one_axis_crosses_slices_and_no_other():
-    chips = [Chip(number, number // 8) for number in range(16)]
-    sizes = {'pipeline': 1, 'data': 4, 'fsdp': 2, 'expert': 1, 'context': 1, 'tensor': 2}
-    laid_out = sharding.arrange(list(sizes.values()), chips, list(sizes).index('data'))
-    slices = np.vectorize(lambda chip: chip.slice_index)(laid_out)
-    assert laid_out.shape == tuple(sizes.values()) and len({chip.id for chip in laid_out.ravel()}) == 16
-    assert slices[0, :, 0, 0, 0, 0].tolist() == [0, 0, 1, 1]
-    assert all(len(set(slices[0, row].ravel())) == 1 for row in range(4))
-    with pytest.raises(ValueError, match='does not divide into 2 slices'):
-        sharding.arrange([1, 4, 1, 1, 1, 4], chips, 5 - 2)
-
-
-def test_axes_that_share_one_of_a_torus_are_laid_out_too():
-    def chip(x, y):
-        return types.SimpleNamespace(
-            id=4 * x + y, platform='tpu', device_kind='TPU v5 lite', coords=(x, y, 0), core_on_chip=0
-        )
-
-    chips = [chip(x, y) for x in range(4) for y in range(4)]
-    laid_out = sharding.arrange([1, 2, 1, 1, 4, 2], chips, 1)  # data 2, context 4, tensor 2
-    assert laid_out.shape == (1, 2, 1, 1, 4, 2) and len({chip.id for chip in laid_out.ravel()}) == 16
-    rings = laid_out.reshape(2, 4, 2).swapaxes(1, 2).reshape(-1, 4)
-    assert all(len({chip.coords[0] for chip in ring}) == 1 for ring in rings)  # on one axis of the torus
-
-
+# ---------------------------------------------------------------------------------------------------- the rules
 @pytest.mark.parametrize('override, message', [
     ('mpl=tensor', "no logical name 'mpl'; did you mean 'mlp'"),
     ('mlp=tenser', "no axis 'tenser'; did you mean 'tensor'"),

@@ -20,7 +20,7 @@ from launching import Stubs, outlives
 from lives import HANG, environment, reserve_port
 from places import LAUNCH, ROOT
 from tformer.config import Config, Data, Train
-from tformer.distributed import processes, sharding
+from tformer.distributed import meshes, processes
 from tformer.errors import UserError
 from tformer.training import checkpoint, setup
 from whole_runs import numbers
@@ -243,7 +243,7 @@ def test_all_but_the_first_process_find_what_it_wrote(tmp_path: pathlib.Path, mo
     toy_data.running(tmp_path / 'data')
     data = Data(source='files', path=(str(tmp_path / 'data'),), tokenizer='symbol', length=32)
     config = Config(data=data, train=Train(objective='causal_lm', batch_size=8, num_steps=1))
-    mesh = sharding.make_mesh(config.mesh)
+    mesh = meshes.make_mesh(config.mesh)
     first = setup.load_data(config, tmp_path, mesh).tokenizers
 
     def written() -> dict[str, int]:

@@ -11,7 +11,7 @@ from flax import linen as nn
 from tformer import checks
 from tformer import config as config_lib
 from tformer.config import Config, Train
-from tformer.distributed import sharding
+from tformer.distributed import meshes
 from tformer.evaluation import scorer
 
 BYTES = np.array([0, 1, 2, 4])  # of the tokens; their bits are 1, 2, 3, 3
@@ -38,7 +38,7 @@ class Batches:
 
 def score(limit=None, lossless=True, **train):
     cfg = checks.resolve(Config(train=Train(num_steps=1, **train)), vocab_size=4)
-    mesh = sharding.make_mesh(config_lib.Mesh(data=1), jax.devices()[:1])
+    mesh = meshes.make_mesh(config_lib.Mesh(data=1), jax.devices()[:1])
     tokenizers = types.SimpleNamespace(target=types.SimpleNamespace(lossless=lossless, byte_lengths=BYTES))
     return scorer.make_scorer(Halves(), cfg, mesh)({}, Batches(), limit, tokenizers)
 

@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from tformer.commands import dry_run
 from tformer.config import Decode, Mesh, Model
 from tformer.decode.generate import make_generate
-from tformer.distributed import costs, devices, hlo, sharding
+from tformer.distributed import costs, devices, hlo, meshes, sharding
 from tformer.model import build
 
 ROWS, PROMPT, NEW = 4, 128, 128
@@ -33,7 +33,7 @@ def main(device: str) -> None:
     dry_run.pretend(1)
     devices.prepare(target.device.platform)
     mesh_config = Mesh(data=1)
-    mesh = sharding.make_mesh(mesh_config, target.devices())
+    mesh = meshes.make_mesh(mesh_config, target.devices())
     with sharding.placed(mesh, mesh_config):
         place = NamedSharding(mesh, PartitionSpec())
 

@@ -334,9 +334,9 @@ def test_programs_are_kept_where_only_numbers_differ(tmp_path: pathlib.Path, mad
 
 def runner_mesh() -> object:
     from tformer.config import Mesh
-    from tformer.distributed import sharding
+    from tformer.distributed import meshes
 
-    return sharding.make_mesh(Mesh(data=1))
+    return meshes.make_mesh(Mesh(data=1))
 
 
 SERVE = r"""

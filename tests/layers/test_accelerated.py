@@ -11,7 +11,7 @@ from jax.experimental.pallas import tpu
 import norm_cases
 from attention_cases import BIASED, CASES, Case, by_hand, make, make_mask
 from tformer.config import Mesh, Model
-from tformer.distributed import sharding
+from tformer.distributed import meshes, sharding
 from tformer.layers import cudnn, kernels, mosaic, norm_kernel, norms, splash, tiled_attention, triton
 from tformer.layers.kernels import ScoreOptions
 from tformer.layers.masks import AttentionMask
@@ -139,7 +139,7 @@ SPLIT += [('mosaic', 'bias, groups'), ('triton', 'bias, groups')]
 @pytest.mark.parametrize(('kernel', 'name'), SPLIT)
 def test_each_device_computes_its_own_rows_and_heads(kernel, name):
     mesh, case = Mesh(data=2, tensor=4, rules='fsdp_tp'), (CASES | BIASED)[name]
-    with sharding.placed(sharding.make_mesh(mesh), mesh):
+    with sharding.placed(meshes.make_mesh(mesh), mesh):
         found = jax.device_get(run(KERNELS[kernel], case, jax.device_get(make(case))))
     assert_near(found, reference(name))
 
@@ -280,7 +280,7 @@ def test_a_ring_of_kernels_is_the_reference(kernel, name):
 
     wanted = both(by_places)
     mesh = Mesh(data=2, context=4)
-    with sharding.placed(sharding.make_mesh(mesh), mesh):
+    with sharding.placed(meshes.make_mesh(mesh), mesh):
         given = options._replace(bias_1NX=arrays.get('bias_1NX'))
         assert ring_kernels.pick(kernel, *case.lengths, mask, given) == kernel
         found = jax.device_get(both(functools.partial(ring_kernels.ring, kernel, interpret=True)))
@@ -315,7 +315,7 @@ def test_each_device_norms_its_own_tokens(sizes, rules, length):
     summed over all."""
     given, options = norm_cases.make((4, length, 256)), norm_kernel.Options(True, 1e-5, 'float32', interpret=True)
     norm, mesh = functools.partial(norm_kernel.norm, options), Mesh(**sizes, rules=rules)
-    with sharding.placed(sharding.make_mesh(mesh, jax.devices()[:4]), mesh):
+    with sharding.placed(meshes.make_mesh(mesh, jax.devices()[:4]), mesh):
         found = norm_cases.run(norm, *given)
         text = jax.jit(norm).lower(given[0], *given[2].values()).as_text()
     assert 'shard_map' in text or 'manual_computation' in text

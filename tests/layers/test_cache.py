@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from tformer.config import Mesh, Model
 from tformer.decode.spread import spread_over
-from tformer.distributed import sharding
+from tformer.distributed import meshes, sharding
 from tformer.layers import kernel_choice, masks
 from tformer.layers.cache import Cache, KeyValues
 from tformer.layers.quantized import numbers
@@ -142,7 +142,7 @@ def test_a_step_sums_the_slots_of_each_device_and_asks_no_kernel_for_all(monkeyp
     extend = functools.partial(model.apply, variables, jnp.ones((2, 1), jnp.int32), jnp.zeros((2, 1), jnp.int32))
     wanted = extend(start(), method='extend')[0]
     monkeypatch.setitem(kernel_choice.KERNELS, 'chunked', kernel._replace(function=asked))
-    with sharding.placed(sharding.make_mesh(names), names):
+    with sharding.placed(meshes.make_mesh(names), names):
         found = jax.jit(lambda: extend(start(), method='extend')[0])()
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
@@ -150,7 +150,7 @@ def test_a_step_sums_the_slots_of_each_device_and_asks_no_kernel_for_all(monkeyp
 def test_devices_share_rows_heads_and_slots(cache) -> None:
     """Of an engine's cache, which goes from program to program."""
     names = Mesh(data=2, context=4)
-    mesh = sharding.make_mesh(names)
+    mesh = meshes.make_mesh(names)
     with sharding.placed(mesh, names):
         spread = jax.jit(spread_over(mesh, sharding.make_rules(names)))(cache)
     (layer,) = spread.own

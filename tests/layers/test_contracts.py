@@ -18,7 +18,7 @@ import covering
 from comparing import assert_near, differs, with_gradients
 from tformer import checks, config
 from tformer.config import Config, Model, tasks
-from tformer.distributed import sharding
+from tformer.distributed import meshes, sharding
 from tformer.layers import dropout as dropout_lib
 from tformer.layers import masks
 from tformer.layers import outputs as outputs_lib
@@ -384,13 +384,13 @@ def test_every_choice_has_its_bfloat16(case):
 @pytest.mark.slow_cases('encoder_decoder-1')
 def test_every_choice_is_the_same_on_eight_devices(case):
     """Two ways each of data, of parameters, and of heads and columns; a fourth row that does not count."""
-    mesh, rules = sharding.make_mesh(config.Mesh(data=2, fsdp=2, tensor=2)), sharding.RULES['fsdp_tp']
+    mesh, rules = meshes.make_mesh(config.Mesh(data=2, fsdp=2, tensor=2)), sharding.RULES['fsdp_tp']
     batch = {name: np.concatenate([x, x[:1]]) for name, x in case.batch.items()}
     cotangent = np.concatenate([case.cotangent, 0 * case.cotangent[:1]])
     boxed = jax.eval_shape(functools.partial(case.model.init, method=case.method), jax.random.key(0), case.batch)
     params = jax.device_put(case.params, sharding.tree_shardings(boxed['params'], mesh, rules))
     with jax.set_mesh(mesh), nn.logical_axis_rules(rules):
-        placed = jax.device_put((batch, cotangent), sharding.batch_sharding(mesh))
+        placed = jax.device_put((batch, cotangent), meshes.batch_sharding(mesh))
         logits, grads = jax.device_get(jax.jit(with_gradients(case.apply))(params, *placed))
     assert_near(logits[:3], case.both[0], ANOTHER_ORDER)
     jax.tree.map(lambda a, b: assert_near(a, b, ANOTHER_ORDER), grads, case.both[1])
@@ -584,11 +584,11 @@ def test_batch_norm_trains_alike_scanned_unrolled_rematerialised_and_on_a_mesh()
     step = jax.jit(train, static_argnums=0)
     logits, _, moved = expected = jax.device_get(step(plain.model, plain.params, batch))
     found = [step(case.model, plain.params, batch) for case in cases[1:]]
-    mesh, rules = sharding.make_mesh(config.Mesh(data=2, fsdp=1, tensor=4)), sharding.RULES['tp']
+    mesh, rules = meshes.make_mesh(config.Mesh(data=2, fsdp=1, tensor=4)), sharding.RULES['tp']
     boxed = jax.eval_shape(plain.model.init, jax.random.key(0), plain.batch)
     params = jax.device_put(plain.params, sharding.tree_shardings(boxed['params'], mesh, rules))
     with jax.set_mesh(mesh), nn.logical_axis_rules(rules):
-        placed = jax.device_put(batch, sharding.batch_sharding(mesh))
+        placed = jax.device_put(batch, meshes.batch_sharding(mesh))
         found.append(jax.jit(train, static_argnums=0)(plain.model, params, placed))
     for other in found:
         jax.tree.map(lambda a, b: assert_near(a, b, ANOTHER_ORDER), jax.device_get(other), expected)
@@ -707,7 +707,7 @@ def test_every_logical_axis_has_a_rule_and_every_parameter_axis_is_used():
     for rules in sharding.RULES.values():
         assert sorted(name for name, _ in rules) == sorted(sharding.NAMES)
         for _, axes in rules:
-            assert ({axes} if isinstance(axes, str) else set(axes or ())) <= set(sharding.AXES)
+            assert ({axes} if isinstance(axes, str) else set(axes or ())) <= set(meshes.AXES)
 
 
 def test_a_misspelt_axis_raises_and_names_the_nearest():

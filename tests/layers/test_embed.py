@@ -7,7 +7,7 @@ import pytest
 
 from comparing import assert_near
 from tformer.config import Mesh, Model
-from tformer.distributed import sharding
+from tformer.distributed import meshes, sharding
 from tformer.layers.dropout import DropoutRates
 from tformer.layers.embed import InputEmbedding
 from tformer.layers.lookup import lookup
@@ -77,7 +77,7 @@ def test_gradients_hold_where_devices_cannot_have_equal_parts(mesh, rows, length
         return jnp.sum(statistics.target - statistics.normalizer)
 
     expected = jax.jit(jax.grad(loss))(sharding.unboxed(boxed))
-    made, rules = sharding.make_mesh(mesh), sharding.make_rules(mesh)
+    made, rules = meshes.make_mesh(mesh), sharding.make_rules(mesh)
     with sharding.placed(made, mesh):
         params = jax.device_put(sharding.unboxed(boxed), sharding.tree_shardings(boxed, made, rules))
         found = jax.jit(jax.grad(loss))(params)

@@ -16,7 +16,7 @@ from small_training import ROWS, T, Trainer, make_batch, make_config
 from starting import make_start
 from tformer import checks, config
 from tformer.config import Model
-from tformer.distributed import collectives, device_groups, hlo, sharding
+from tformer.distributed import collectives, device_groups, hlo, meshes, sharding
 from tformer.errors import UserError
 from tformer.layers import moe
 from tformer.layers.moe import Moe
@@ -75,7 +75,7 @@ def expected(choices, *size):
 
 
 def over(mesh_config, cfg, x_BTD, real_BT):
-    mesh, rules = sharding.make_mesh(mesh_config), sharding.make_rules(mesh_config)
+    mesh, rules = meshes.make_mesh(mesh_config), sharding.make_rules(mesh_config)
     with jax.set_mesh(mesh), nn.logical_axis_rules(rules):
         params = jax.device_put(sharding.unboxed(boxed()), sharding.tree_shardings(boxed(), mesh, rules))
         return jax.device_get(everything(alone(cfg), params, x_BTD, real_BT))
@@ -100,10 +100,10 @@ def test_a_layer_over_devices_equals_one_device(dispatch, mesh, choices):
 def test_without_drops_tokens_stay_where_they_are_if_every_device_has_all_experts():
     sizes, cfg = config.Mesh(data=2, fsdp=2, tensor=2), layer(expert_dispatch='dropless', experts_per_token=2)
     assert_same(over(sizes, cfg, *tokens()), expected(2))
-    mesh, rules = sharding.make_mesh(sizes), sharding.make_rules(sizes)
+    mesh, rules = meshes.make_mesh(sizes), sharding.make_rules(sizes)
     with sharding.placed(mesh, sizes):
         params = jax.device_put(sharding.unboxed(boxed()), sharding.tree_shardings(boxed(), mesh, rules))
-        rows = jax.device_put(tokens(), sharding.batch_sharding(mesh))
+        rows = jax.device_put(tokens(), meshes.batch_sharding(mesh))
         forward = jax.jit(lambda *arguments: Moe(cfg, 'decoder', E).apply({'params': arguments[0]}, *arguments[1:]))
         text = forward.lower(params, *rows).compile().as_text()
     sent = {(row.kind, row.axes): row.bytes for row in collectives.of(hlo.parse(text), mesh)}
@@ -154,7 +154,7 @@ def test_no_two_devices_draw_the_same_dropout(dispatch, mesh):
 def of_one_token(cfg, mesh, params):
     """Returns what the same token, 8 x 6 times, becomes without dropout and with it."""
     x_BTD, sizes = jnp.broadcast_to(tokens()[0][:1, :1], (8, 6, D)), MESHES[mesh]
-    mesh, rules = sharding.make_mesh(sizes), sharding.make_rules(sizes)
+    mesh, rules = meshes.make_mesh(sizes), sharding.make_rules(sizes)
 
     @jax.jit
     def run(rate):
@@ -177,8 +177,8 @@ def test_devices_that_share_an_expert_drop_its_columns_apart():
 
 
 def test_the_router_sends_nothing():
-    mesh = sharding.make_mesh(config.Mesh(data=2, expert=4))
-    logits_BTE = jax.device_put(jax.random.normal(jax.random.key(0), (8, 6, E)), sharding.batch_sharding(mesh))
+    mesh = meshes.make_mesh(config.Mesh(data=2, expert=4))
+    logits_BTE = jax.device_put(jax.random.normal(jax.random.key(0), (8, 6, E)), meshes.batch_sharding(mesh))
     compiled = jax.jit(functools.partial(moe.route, choices=2)).lower(logits_BTE).compile()
     assert not re.search('all-gather|all-to-all|all-reduce|collective-permute', compiled.as_text())
 
@@ -187,13 +187,13 @@ def test_the_router_sends_nothing():
 def train(cfg, sizes, count):
     """(loss and gradient of each of three steps, the last state, the mesh, the compiled step's text)."""
     trainer, found = Trainer(cfg, descent(0.5)), []
-    mesh, rules = sharding.make_mesh(sizes, jax.devices()[:count]), sharding.make_rules(sizes)
+    mesh, rules = meshes.make_mesh(sizes, jax.devices()[:count]), sharding.make_rules(sizes)
     batches = [make_batch(cfg.train.objective, seed) for seed in range(3)]
     with jax.set_mesh(mesh), nn.logical_axis_rules(rules):
         args = trainer.model, trainer.objective, trainer.optimizer, trainer.hyper, batches[0], mesh, rules
         start, shardings = make_start(*args)
         state = start(trainer.hyper)
-        batches = [jax.device_put(batch, sharding.batch_sharding(mesh)) for batch in batches]
+        batches = [jax.device_put(batch, meshes.batch_sharding(mesh)) for batch in batches]
         step = jax.jit(trainer.step, out_shardings=(shardings, None)).lower(state, batches[0], trainer.hyper).compile()
         for batch in batches:
             state, numbers = step(state, batch, trainer.hyper)

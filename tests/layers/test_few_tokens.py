@@ -9,7 +9,7 @@ import pytest
 
 from comparing import relative
 from tformer.config import Mesh, Model
-from tformer.distributed import collectives, hlo, sharding
+from tformer.distributed import collectives, hlo, meshes, sharding
 from tformer.layers.parallel import few_tokens
 from tformer.model import build
 
@@ -60,10 +60,10 @@ def tokens(rows=B, length=1):
 
 def on(mesh_config, model, boxed, tokens_BT):
     """Returns the logits on a mesh, and the bytes that a device sends by kind and axes."""
-    mesh, rules = sharding.make_mesh(mesh_config), sharding.make_rules(mesh_config)
+    mesh, rules = meshes.make_mesh(mesh_config), sharding.make_rules(mesh_config)
     with sharding.placed(mesh, mesh_config):
         variables = jax.device_put(sharding.unboxed(boxed), sharding.tree_shardings(boxed, mesh, rules))
-        placed = jax.device_put(tokens_BT, sharding.batch_sharding(mesh))
+        placed = jax.device_put(tokens_BT, meshes.batch_sharding(mesh))
         compiled = jax.jit(functools.partial(step, model)).lower(variables, placed).compile()
         sent = {(row.kind, row.axes): row.bytes for row in collectives.of(hlo.parse(compiled.as_text()), mesh)}
         return np.asarray(compiled(variables, placed)), sent
@@ -117,13 +117,13 @@ PRODUCT = 'BTD,DF->BTF', (D, F), ('embed', 'mlp')
 )
 def test_tokens_travel_where_they_are_fewer_numbers_than_a_kernel(of_any_size, rows, length, mesh, found):
     mesh = Mesh(**{'data': 1, **mesh})
-    with sharding.placed(sharding.make_mesh(mesh), mesh):
+    with sharding.placed(meshes.make_mesh(mesh), mesh):
         assert (few_tokens.travel(PRODUCT[0], jnp.zeros((rows, length, D)), *PRODUCT[1:]) is not None) is found
 
 
 def test_the_parts_of_a_small_kernel_travel():
     mesh = Mesh(data=1, fsdp=8)
-    with sharding.placed(sharding.make_mesh(mesh), mesh):
+    with sharding.placed(meshes.make_mesh(mesh), mesh):
         assert few_tokens.travel(PRODUCT[0], jnp.zeros((8, 1, D)), *PRODUCT[1:]) is None
         assert few_tokens.travel(PRODUCT[0], jnp.zeros((8, 1, 2**10)), (2**10, 2**10), PRODUCT[2]) is not None
 

@@ -10,7 +10,7 @@ import pytest
 import activation_cases
 from comparing import errors
 from tformer.config import Mesh, Model
-from tformer.distributed import sharding
+from tformer.distributed import meshes, sharding
 from tformer.layers import activation_kernel, heads, linear, mlp, products, softmax_kernel
 from tformer.layers.resolved import resolve_model
 
@@ -42,7 +42,7 @@ def test_the_normal_distribution_is_exact_to_the_digits_of_bfloat16_in_its_tails
 @pytest.mark.parametrize('features', (512, 128))  # 128 does not fill the tiles of the devices that share it
 def test_each_device_activates_its_own_tokens_and_features(sizes, features):
     given, kernel, mesh = activation_cases.make((4, 12, features)), activation('gelu'), Mesh(**sizes)
-    with sharding.placed(sharding.make_mesh(mesh, jax.devices()[:4]), mesh):
+    with sharding.placed(meshes.make_mesh(mesh, jax.devices()[:4]), mesh):
         found = activation_cases.run(kernel, *given)
         text = jax.jit(kernel).lower(*given[:2]).as_text()
     assert 'shard_map' in text or 'manual_computation' in text
@@ -159,7 +159,7 @@ def test_a_row_with_a_number_that_is_none_has_no_loss():
 def test_each_device_reads_its_own_tokens_unless_the_vocabulary_is_split(on_a_gpu, tensor, calls):
     mesh = Mesh(data=2, tensor=tensor)
     logits = LOGITS[..., :8192]
-    with sharding.placed(sharding.make_mesh(mesh, jax.devices()[: 2 * tensor]), mesh):
+    with sharding.placed(meshes.make_mesh(mesh, jax.devices()[: 2 * tensor]), mesh):
         found = jax.jit(lambda x: heads.token_statistics(x, TARGETS % 8192))(logits)
     assert len(on_a_gpu) == calls
     np.testing.assert_allclose(found.normalizer, jax.nn.logsumexp(logits, -1), rtol=1e-6)

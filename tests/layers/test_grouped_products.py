@@ -15,7 +15,7 @@ from jax.experimental.pallas import tpu
 from comparing import errors, relative
 from grouped_cases import by_hand, make, run
 from tformer.config import Mesh, Model
-from tformer.distributed import sharding
+from tformer.distributed import meshes, sharding
 from tformer.layers import grouped_products, moe
 from tformer.layers.grouped_blocks import Options
 from tformer.layers.grouped_products import block_size, grouped_product
@@ -92,9 +92,9 @@ def test_which_widths_have_a_kernel(platform, widths, there):
 
 def test_there_is_no_kernel_where_xla_splits_arrays_over_devices():
     x_PD, kernel_EDF, *_ = make((1,), 16, (128, 128))
-    with jax.set_mesh(sharding.make_mesh(Mesh(data=2), jax.devices()[:2])):
+    with jax.set_mesh(meshes.make_mesh(Mesh(data=2), jax.devices()[:2])):
         assert not grouped_products.serves('gpu', x_PD, kernel_EDF)
-    with jax.set_mesh(sharding.make_mesh(Mesh(data=1), jax.devices()[:1])):
+    with jax.set_mesh(meshes.make_mesh(Mesh(data=1), jax.devices()[:1])):
         assert grouped_products.serves('gpu', x_PD, kernel_EDF)
 
 
@@ -174,13 +174,13 @@ def test_each_device_multiplies_its_own_tokens_and_experts(monkeypatch, mesh):
         'grouped_product',
         lambda options, x_PD, *given: called.append((options.slots, len(x_PD))) or plain(options, x_PD, *given),
     )
-    laid_out, rules = sharding.make_mesh(MESHES[mesh]), sharding.make_rules(MESHES[mesh])
+    laid_out, rules = meshes.make_mesh(MESHES[mesh]), sharding.make_rules(MESHES[mesh])
     with jax.set_mesh(laid_out), nn.logical_axis_rules(rules):
         placed = jax.device_put(params, sharding.tree_shardings(boxed(), laid_out, rules))
         found = jax.device_get(everything(CFG, placed))
     for name, wanted in expected(2).items():
         assert relative(found[name], wanted) < 1e-6, name
-    devices = sharding.batch_ways(laid_out)
+    devices = meshes.batch_ways(laid_out)
     assert {slots for slots, _ in called} == {8 * 6 * 2 // devices}
     assert all(length % 16 == 0 for _, length in called)
 

@@ -30,7 +30,7 @@ from tformer.data.tokenizers.bytes_and_characters import Byte, Char, Symbol
 from tformer.data.tokenizers.hub_tokenizer import HubTokenizer
 from tformer.data.tokenizers.subwords import SentencePiece
 from tformer.data.tokenizers.tokenizers import Tokenizers
-from tformer.distributed import sharding
+from tformer.distributed import meshes, sharding
 from tformer.evaluation import scorer, scores
 from tformer.layers.dropout import DropoutRates
 from tformer.layers.heads import POOLINGS
@@ -290,7 +290,7 @@ def test_scores_do_not_depend_on_the_batches(
     made = request.getfixturevalue(name)
     trained, batches = loaded(made, 7, **changes)
     assert len(batches.records) % 7  # the last batch has rows of padding
-    mesh = sharding.make_mesh(trained.config.mesh)
+    mesh = meshes.make_mesh(trained.config.mesh)
     with jax.set_mesh(mesh), nn.logical_axis_rules(sharding.make_rules(trained.config.mesh)):
         score = scorer.make_scorer(trained.model, batches.config, mesh)
         found = score(trained.variables, batches, None, trained.tokenizers)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tformer.config import Mesh
-from tformer.distributed import sharding
+from tformer.distributed import meshes, sharding
 from tformer.errors import UserError
 from tformer.layers import attention, kernels
 from tformer.layers.kernel_choice import FEATURES, KERNELS, unserved
@@ -325,7 +325,7 @@ def test_a_kernel_of_each_device_has_its_heads_of_what_all_rows_share(heads):
 
     alone = jax.value_and_grad(loss)(bias_1NTS)
     mesh_config = Mesh(data=2, tensor=2)
-    with sharding.placed(sharding.make_mesh(mesh_config, jax.devices()[:4]), mesh_config):
+    with sharding.placed(meshes.make_mesh(mesh_config, jax.devices()[:4]), mesh_config):
         found = jax.jit(jax.value_and_grad(loss))(bias_1NTS)
     for got, wanted in zip(found, alone, strict=True):
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)

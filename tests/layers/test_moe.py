@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 
 from tformer import config
 from tformer.config import Model
-from tformer.distributed import sharding
+from tformer.distributed import meshes, sharding
 from tformer.errors import UserError
 from tformer.layers import moe
 from tformer.layers.mlp import ACTIVATIONS, Mlp
@@ -424,7 +424,7 @@ def test_layers_scanned_and_rematerialised_equal_layers_in_a_row(dispatch):
 @pytest.mark.parametrize('experts_over', [None, 'tensor'])
 def test_eight_devices_equal_one(dispatch, experts_over):
     cfg = dataclasses.replace(CFG, num_experts=4, expert_dispatch=dispatch, expert_capacity=0.75)
-    mesh = sharding.make_mesh(config.Mesh(data=2, fsdp=2, tensor=2))
+    mesh = meshes.make_mesh(config.Mesh(data=2, fsdp=2, tensor=2))
     rules = [('experts', experts_over), *sharding.RULES['fsdp_tp']]  # earlier rules take an axis first
     x_BTD = jax.random.normal(jax.random.key(0), (8, T, D))
     real_BT = jnp.asarray(np.arange(T) < np.array([7, 3, 5, 0, 7, 1, 6, 2])[:, None])
@@ -438,7 +438,7 @@ def test_eight_devices_equal_one(dispatch, experts_over):
     expected = jax.jit(step)(sharding.unboxed(boxed), x_BTD, real_BT)
     with jax.set_mesh(mesh), nn.logical_axis_rules(rules):
         params = jax.device_put(sharding.unboxed(boxed), sharding.tree_shardings(boxed, mesh, rules))
-        x_BTD, real_BT = jax.device_put((x_BTD, real_BT), sharding.batch_sharding(mesh))
+        x_BTD, real_BT = jax.device_put((x_BTD, real_BT), meshes.batch_sharding(mesh))
         actual = jax.jit(step)(params, x_BTD, real_BT)
     spec = params['in_0']['kernel'].sharding.spec
     assert spec == PartitionSpec(experts_over, 'fsdp', None if experts_over else 'tensor')

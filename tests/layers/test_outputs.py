@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tformer.config import Mesh, Model
-from tformer.distributed import sharding
+from tformer.distributed import meshes, sharding
 from tformer.layers import heads, outputs
 from tformer.layers.dropout import DropoutRates
 from tformer.layers.resolved import resolve_model
@@ -104,7 +104,7 @@ def test_statistics_of_a_vocabulary_that_the_mesh_does_not_divide():
 
     (alone, statistics), gradient = jax.value_and_grad(found, has_aux=True)(logits_BTV)
     mesh_config = Mesh(data=2, tensor=2)
-    with sharding.placed(sharding.make_mesh(mesh_config, jax.devices()[:4]), mesh_config):
+    with sharding.placed(meshes.make_mesh(mesh_config, jax.devices()[:4]), mesh_config):
         (total, parts), grad = jax.jit(jax.value_and_grad(found, has_aux=True))(logits_BTV)
     pairs = zip(jax.tree.leaves((total, parts, grad)), jax.tree.leaves((alone, statistics, gradient)), strict=True)
     for got, wanted in pairs:

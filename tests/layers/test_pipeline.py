@@ -21,7 +21,7 @@ from tformer.commands import evaluate
 from tformer.commands import train as train_command
 from tformer.commands.run import Run
 from tformer.config import Mesh
-from tformer.distributed import hlo, sharding
+from tformer.distributed import hlo, meshes, sharding
 from tformer.errors import UserError
 from tformer.layers.dropout import DropoutRates
 from tformer.layers.parallel.pipeline_stages import deal, pipelined
@@ -60,14 +60,14 @@ def packed(batch):
 
 def train(cfg, mesh_config, batches, devices=8):
     """Returns (the loss of each step, the first gradient, the state after, the compiled step)."""
-    trainer, mesh = Trainer(cfg, descent(0.1)), sharding.make_mesh(mesh_config, jax.devices()[:devices])
+    trainer, mesh = Trainer(cfg, descent(0.1)), meshes.make_mesh(mesh_config, jax.devices()[:devices])
     rules = sharding.make_rules(mesh_config)
     losses, gradients = [], []
     with sharding.placed(mesh, mesh_config):
         parts = trainer.model, trainer.objective, trainer.optimizer, trainer.hyper
         start, shardings = make_start(*parts, batches[0], mesh, rules)
         state = start(parts[-1])
-        placed = [jax.device_put(batch, sharding.batch_sharding(mesh)) for batch in batches]
+        placed = [jax.device_put(batch, meshes.batch_sharding(mesh)) for batch in batches]
         step = jax.jit(trainer.step, out_shardings=(shardings, None)).lower(state, placed[0], trainer.hyper).compile()
         for batch in placed:
             state, numbers = step(state, batch, trainer.hyper)
@@ -117,7 +117,7 @@ def sends(text):
 
 def test_activations_go_to_the_next_stage_and_parameters_stay_where_they_are():
     _, _, state, step = trained('decoder', 0)
-    text, stages = step.as_text(), sharding.make_mesh(Mesh(pipeline=4, data=2)).devices.reshape(4, 2)
+    text, stages = step.as_text(), meshes.make_mesh(Mesh(pipeline=4, data=2)).devices.reshape(4, 2)
     ahead = {(stages[i, j].id, stages[i + 1, j].id) for i in range(3) for j in range(2)}
     assert sends(text) == {frozenset(ahead), frozenset((target, source) for source, target in ahead)}
     program = hlo.parse(text)
@@ -154,7 +154,7 @@ def test_the_backward_pass_keeps_no_weights_of_a_tick():
 def test_a_stage_keeps_of_each_tick_what_model_remat_says():
     """Attention's probabilities of every tick and layer, or not them, or the stream alone."""
     mesh_config = Mesh(pipeline=2, data=1)
-    mesh, ticks, layers, each = sharding.make_mesh(mesh_config, jax.devices()[:2]), 2 + 8 - 1, LAYERS // 2, 1
+    mesh, ticks, layers, each = meshes.make_mesh(mesh_config, jax.devices()[:2]), 2 + 8 - 1, LAYERS // 2, 1
     batch = make_batch('causal_lm', rows=8)
 
     def kept(remat):
@@ -233,7 +233,7 @@ def test_dropout_is_drawn_anew_for_each_part_each_layer_and_each_device_and_alwa
         )
 
     mesh_config = Mesh(pipeline=2, data=ways)
-    with sharding.placed(sharding.make_mesh(mesh_config), mesh_config):
+    with sharding.placed(meshes.make_mesh(mesh_config), mesh_config):
         x, same, other = (np.asarray(encode(jax.random.key(seed))) for seed in (0, 0, 1))
     assert np.array_equal(x, same) and not np.array_equal(x, other)
     counts = np.bincount((x / 2).astype(int).ravel(), minlength=LAYERS + 1)
@@ -290,7 +290,7 @@ def test_what_is_known_with_the_devices_is_refused_then():
     def run(mesh_config, rows):
         model, batch = build(deep('causal_lm').model), make_batch('causal_lm', rows=rows)
         params = sharding.unboxed(jax.eval_shape(model.init, jax.random.key(0), batch)['params'])
-        with sharding.placed(sharding.make_mesh(mesh_config, jax.devices()), mesh_config):
+        with sharding.placed(meshes.make_mesh(mesh_config, jax.devices()), mesh_config):
             return jax.eval_shape(lambda params: model.apply({'params': params}, batch), params).shape
 
     assert run(Mesh(pipeline=-1, data=2), 8)[:2] == (8, T)
@@ -307,7 +307,7 @@ def test_generation_of_any_number_of_rows_is_in_no_pipeline():
     model, batch = build(deep('seq2seq').model), make_batch('seq2seq', rows=3)
     params = sharding.unboxed(jax.eval_shape(model.init, jax.random.key(0), batch)['params'])
     mesh_config = Mesh(pipeline=2, data=4)
-    with sharding.placed(sharding.make_mesh(mesh_config), mesh_config):
+    with sharding.placed(meshes.make_mesh(mesh_config), mesh_config):
         cache = jax.eval_shape(lambda p: model.apply({'params': p}, batch, 16, method='start'), params)
     assert [layer.v_BKSU.shape[0] for layer in cache.cross] == [3] * LAYERS
 

@@ -9,7 +9,7 @@ import pytest
 
 from small_decoding import make
 from tformer.config import Mesh
-from tformer.distributed import sharding
+from tformer.distributed import meshes, sharding
 from tformer.layers import kernel_choice, masks, mosaic
 from tformer.layers.dropout import DropoutRates
 from tformer.layers.parallel import ring_attention, ring_kernels
@@ -122,7 +122,7 @@ def test_a_table_has_one_gradient_on_every_mesh(given, mesh):
     variables = jax.device_get(sharding.unboxed(variables))
     expected = jax.device_get(value_and_gradients(model, variables, batch, 'behind'))
     given()
-    with sharding.placed(sharding.make_mesh(mesh), mesh):
+    with sharding.placed(meshes.make_mesh(mesh), mesh):
         found = jax.device_get(value_and_gradients(model, variables, batch, 'behind'))
     assert_same(found, expected)
 
@@ -133,7 +133,7 @@ WAYS = 4  # of a ring
 def in_a_ring(model, variables, batch, scale=1.0):
     """The output and gradients on a mesh that splits rows, those of a decoder in zigzag."""
     mesh, balanced = Mesh(data=2, context=WAYS), model.cfg.family == 'decoder'
-    with sharding.placed(sharding.make_mesh(mesh), mesh):
+    with sharding.placed(meshes.make_mesh(mesh), mesh):
         batch, order = ring_attention.balance(batch) if balanced else (batch, 'behind')
         grads, out = jax.device_get(value_and_gradients(model, variables, batch, order, scale))
     length = out.shape[1]

@@ -18,7 +18,7 @@ from tformer.commands import attention, inspect
 from tformer.commands.run import Run
 from tformer.config import Config, Data, Decode, Mesh, Model, Optimizer, Train
 from tformer.decode.generate import make_generate
-from tformer.distributed import collectives, costs, hlo, sharding
+from tformer.distributed import collectives, costs, hlo, meshes, sharding
 from tformer.errors import UserError
 from tformer.hf import export_params
 from tformer.layers import recurrent, recurrent_cells
@@ -382,12 +382,12 @@ def test_beams_carry_their_states_along(name):
 @pytest.mark.slow_cases('additive', 'both ways', 'forwards')
 def test_eight_devices_are_one(case):
     """Two ways each of data, of parameters, and of vocabulary."""
-    mesh, rules = sharding.make_mesh(Mesh(data=2, fsdp=2, tensor=2)), sharding.RULES['fsdp_tp']
+    mesh, rules = meshes.make_mesh(Mesh(data=2, fsdp=2, tensor=2)), sharding.RULES['fsdp_tp']
     params = jax.device_put(case.params, sharding.tree_shardings(case.boxed, mesh, rules))
     split = [x.sharding.is_fully_replicated for x in jax.tree.leaves(params)]
     assert not all(split)
     with jax.set_mesh(mesh), nn.logical_axis_rules(rules):
-        placed = jax.device_put((case.batch, case.cotangent), sharding.batch_sharding(mesh))
+        placed = jax.device_put((case.batch, case.cotangent), meshes.batch_sharding(mesh))
         logits, grads = jax.device_get(jax.jit(with_gradients(case.apply))(params, *placed))
     assert_near(logits, case.both[0], 1e-5)
     jax.tree.map(lambda a, b: assert_near(a, b, 1e-5), grads, case.both[1])
@@ -417,10 +417,10 @@ def test_devices_gather_kernels_once_and_not_for_each_token(mesh):
 
     both = jax.grad(loss, (0, 1))
     expected = jax.jit(both)(params, x)
-    made, rules = sharding.make_mesh(mesh_config), sharding.make_rules(mesh_config)
+    made, rules = meshes.make_mesh(mesh_config), sharding.make_rules(mesh_config)
     shardings = sharding.tree_shardings(boxed, made, rules)
     with sharding.placed(made, mesh_config):
-        placed = jax.device_put(params, shardings), jax.device_put(x, sharding.batch_sharding(made))
+        placed = jax.device_put(params, shardings), jax.device_put(x, meshes.batch_sharding(made))
         compiled = jax.jit(both, out_shardings=(shardings, None)).lower(*placed).compile()
         found, program = compiled(*placed), hlo.parse(compiled.as_text())
     jax.tree.map(lambda a, b: assert_near(a, b, 1e-5), found, expected)

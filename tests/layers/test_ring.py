@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tformer.config import Mesh
-from tformer.distributed import sharding
+from tformer.distributed import meshes
 from tformer.layers.kernels import ScoreOptions
 from tformer.layers.parallel import ring_attention
 
@@ -24,7 +24,7 @@ def test_a_block_is_busy_where_a_query_sees_a_key(monkeypatch):
     causal = places[:, None] >= places
     apart = causal & ((places[:, None] < 4) == (places < 4))
     x = jnp.ones((2, 1, 8, 4))
-    with jax.set_mesh(sharding.make_mesh(Mesh(context=2), jax.devices()[:2])):
+    with jax.set_mesh(meshes.make_mesh(Mesh(context=2), jax.devices()[:2])):
         for mask in ([causal, causal], [apart, apart], [apart, causal]):
             ring_attention.ring(x, x, x, jnp.asarray(np.stack(mask)), ScoreOptions(1.0))
     lower = [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]

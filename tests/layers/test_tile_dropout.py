@@ -9,7 +9,7 @@ import pytest
 
 from attention_cases import CASES, Case, make, make_mask
 from tformer.config import Mesh
-from tformer.distributed import sharding
+from tformer.distributed import meshes, sharding
 from tformer.layers import kernels, mosaic, tile_dropout, triton
 from tformer.layers.kernels import ScoreOptions
 from tformer.layers.parallel import ring_attention, ring_kernels
@@ -132,7 +132,7 @@ def test_every_mesh_draws_the_same_numbers(kernel):
     case, mesh = CASES['groups'], Mesh(data=2, tensor=4, rules='fsdp_tp')
     attend = functools.partial(by_kernel, kernel, case)
     alone = run(attend, case)
-    with sharding.placed(sharding.make_mesh(mesh), mesh):
+    with sharding.placed(meshes.make_mesh(mesh), mesh):
         assert_near(run(attend, case, jax.device_get(make(case))), alone)
 
 
@@ -179,5 +179,5 @@ def test_a_ring_drops_what_is_drawn_for_each_pair_of_blocks(kernel):
 
     wanted, mesh = both(functools.partial(by_hand, case, kept_BNTS, RATE)), Mesh(data=2, context=ways)
     wanted['out'] = np.where(weights, wanted['out'], 0)
-    with sharding.placed(sharding.make_mesh(mesh), mesh):
+    with sharding.placed(meshes.make_mesh(mesh), mesh):
         assert_near(both(ring), wanted)

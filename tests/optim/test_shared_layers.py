@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec
 
 from tformer.commands import dry_run
 from tformer.config import Config, Data, Mesh, Model, Optimizer, Train
-from tformer.distributed import sharding
+from tformer.distributed import meshes, sharding
 from tformer.distributed.devices import Target
 from tformer.lab.sweep import batched_trials
 from tformer.optim import shared_layers
@@ -32,7 +32,7 @@ NAMES = PartitionSpec('layers', 'embed', 'mlp')
 )
 def test_devices_have_whole_matrices_of_as_many_layers_each(layers, mesh, parts, shared):
     config = Mesh(**{'data': 1, **mesh})
-    laid_out = sharding.make_mesh(config)
+    laid_out = meshes.make_mesh(config)
     x = jnp.arange(1, 1 + layers * 16 * 32, dtype=jnp.float32).reshape(layers, 16, 32)
     with sharding.placed(laid_out, config):
         there = sharding.spec(x.shape, NAMES, sharding.make_rules(config), laid_out)
@@ -50,7 +50,7 @@ def test_devices_have_whole_matrices_of_as_many_layers_each(layers, mesh, parts,
 
 def test_slices_have_all_layers_each():
     config = Mesh(data=2, fsdp=4)
-    laid_out = sharding.make_mesh(config)
+    laid_out = meshes.make_mesh(config)
     with sharding.placed(laid_out, config), sharding._far('data'):
         moved = jax.jit(lambda x: shared_layers.whole(x, NAMES))(jnp.ones((8, 16, 32)))
     assert moved.sharding.is_equivalent_to(jax.sharding.NamedSharding(laid_out, PartitionSpec('fsdp')), 3)

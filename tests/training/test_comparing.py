@@ -10,7 +10,7 @@ import scipy.special
 
 from tformer import checks
 from tformer.config import Config, Data, Mesh, Model, Train, override
-from tformer.distributed import sharding
+from tformer.distributed import meshes
 from tformer.errors import UserError
 from tformer.objectives import choice_scores, contrastive_scores, cosine_scores
 from tformer.training.program import make_program
@@ -100,7 +100,7 @@ def test_a_mesh_compares_with_the_texts_of_all_its_devices():
     for mesh in (Mesh(data=1), Mesh(data=2, fsdp=2)):
         each = checks.resolve(dataclasses.replace(config, mesh=mesh), vocab_size=17)
         devices = jax.devices()[: max(mesh.data, 1) * mesh.fsdp]
-        program = make_program(each, batch_of(), sharding.make_mesh(mesh, devices))
+        program = make_program(each, batch_of(), meshes.make_mesh(mesh, devices))
         _, metrics = program.train_step(program.init(), batch_of())
         found.append([float(metrics['scores']['loss'][0]), float(metrics['grad_norm'])])
     np.testing.assert_allclose(found[1], found[0], rtol=2e-5)

@@ -25,7 +25,7 @@ from tformer import atomic, config, errors
 from tformer.commands import evaluate, inspect, replay
 from tformer.commands import train as train_command
 from tformer.commands.run import Run
-from tformer.distributed import sharding
+from tformer.distributed import meshes
 from tformer.lab.report import results
 from tformer.training import checkpoint, digests, recorder, setup, writers
 from tformer.training import loop as train_lib
@@ -502,7 +502,7 @@ def test_scores_noted_after_a_save_are_checked_and_a_best_checkpoint_that_is_gon
 
 
 def test_a_life_with_other_validation_data_or_fewer_steps_than_made_is_refused(whole, tmp_path, capsys):
-    run, data, mesh = tmp_path / 'run', tmp_path / 'data', sharding.make_mesh(wanted(whole).mesh)
+    run, data, mesh = tmp_path / 'run', tmp_path / 'data', meshes.make_mesh(wanted(whole).mesh)
     shutil.copytree(whole / 'run', run)
     shutil.copytree(whole / 'data', data)
     moved = config.override(wanted(whole), {'data.path': (str(data),)})
@@ -555,7 +555,7 @@ def test_a_config_that_the_run_itself_wrote_since_the_checkpoint_is_read_as_it_i
 def test_a_run_of_which_every_step_was_skipped_fails(whole, tmp_path):
     run, config = tmp_path / 'run', workdir_lib.load_config(whole / 'run')
     data = setup.load_data(
-        config, whole / 'run', sharding.make_mesh(config.mesh), checkpoint.read_metadata(whole / 'run', 6)
+        config, whole / 'run', meshes.make_mesh(config.mesh), checkpoint.read_metadata(whole / 'run', 6)
     )
     member = recorder.RunRecorder(data, run, None, None, None)
     for step, skipped, fails in ((6, 0, False), (6, 5, False), (0, 0, False), (6, 6, True), (1, 1, True)):

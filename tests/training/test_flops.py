@@ -7,7 +7,7 @@ from jax.sharding import PartitionSpec as P
 
 from tformer import checks
 from tformer.config import Config, Data, Mesh, Model, Train
-from tformer.distributed import sharding
+from tformer.distributed import meshes
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
 from tformer.training import flops
@@ -15,7 +15,7 @@ from tformer.training.state import abstract_variables
 
 
 def test_a_device_holds_its_part_of_what_is_split_and_all_of_the_rest():
-    mesh = sharding.make_mesh(Mesh(data=4, tensor=2))
+    mesh = meshes.make_mesh(Mesh(data=4, tensor=2))
 
     def array(shape, dtype, *axes):
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, P(*axes)))

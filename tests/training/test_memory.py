@@ -16,7 +16,7 @@ from starting import make_start
 from tformer import checks
 from tformer.config import Config, Data, Decode, Mesh, Model, Optimizer, Train, override
 from tformer.config.tasks import TASKS
-from tformer.distributed import sharding
+from tformer.distributed import meshes, sharding
 from tformer.errors import UserError
 from tformer.evaluation import scorer
 from tformer.layers import logits
@@ -210,9 +210,9 @@ def test_each_device_has_as_many_chunks_as_its_own_tokens_ask_for(monkeypatch):
     found = []
     for mesh in (Mesh(data=1), Mesh(data=4, context=2)):
         trainer = Trainer(make_config(length=64, vocab_size=512))
-        made = sharding.make_mesh(mesh, jax.devices()[: mesh.data * mesh.context])
+        made = meshes.make_mesh(mesh, jax.devices()[: mesh.data * mesh.context])
         with jax.set_mesh(made), nn.logical_axis_rules(sharding.RULES['fsdp_tp']):
-            placed = jax.device_put(trainer.batch, sharding.batch_sharding(made))
+            placed = jax.device_put(trainer.batch, meshes.batch_sharding(made))
             found.append(jax.jit(trainer.step)(jax.jit(trainer.start)(), placed, trainer.hyper)[1]['scores']['loss'][0])
     assert list(dict.fromkeys(seen)) == [8, 1]
     np.testing.assert_allclose(*found, rtol=1e-5)
@@ -223,7 +223,7 @@ def test_devices_gather_the_kernel_of_logits_in_the_dtype_of_activations():
     trainer = Trainer(
         make_config(rows=8, length=64, model={'dtype': 'bfloat16', 'tied_embeddings': None}, loss_chunk=8)
     )
-    mesh = sharding.make_mesh(Mesh(data=2, fsdp=4))
+    mesh = meshes.make_mesh(Mesh(data=2, fsdp=4))
     with jax.set_mesh(mesh), nn.logical_axis_rules(sharding.RULES['fsdp_tp']):
         state = jax.eval_shape(trainer.start)
         step = jax.make_jaxpr(trainer.step)(state, trainer.batch, trainer.hyper)
@@ -267,7 +267,7 @@ def test_evaluation_takes_chunks_too(monkeypatch):
     monkeypatch.setattr(Family, 'token_statistics', spied)
     for chunk in (None, 4):
         trainer = Trainer(make_config('masked_lm', loss_chunk=chunk))
-        score = scorer.make_scorer(trainer.model, trainer.run, sharding.make_mesh(Mesh(data=1), jax.devices()[:1]))
+        score = scorer.make_scorer(trainer.model, trainer.run, meshes.make_mesh(Mesh(data=1), jax.devices()[:1]))
         params = jax.jit(trainer.start)().params
         scores.append(score({'params': params}, OneBatch(trainer.batch), None, None))
     assert seen == [None, 4] and scores[0] == pytest.approx(scores[1], rel=1e-6)
@@ -288,7 +288,7 @@ def test_logits_stay_on_the_devices_that_have_their_part_of_the_vocabulary():
     of the stream, 16 numbers, and for the loss and the best class 8: in the table's lookup, loss, smoothing, accuracy
     and their gradients."""
     rows, length, vocab_size = 4, 16, 512
-    mesh, rules = sharding.make_mesh(Mesh(data=1, tensor=8)), sharding.RULES['tp']
+    mesh, rules = meshes.make_mesh(Mesh(data=1, tensor=8)), sharding.RULES['tp']
     found, state = {}, None
     for chunk in (None, 4):
         train = {'label_smoothing': 0.1, 'z_loss': 1e-4, 'loss_chunk': chunk}
@@ -301,7 +301,7 @@ def test_logits_stay_on_the_devices_that_have_their_part_of_the_vocabulary():
                 state = start(trainer.hyper)
                 assert state.params['embed']['table'].sharding.spec[0] == 'tensor'
             step = jax.jit(trainer.step, out_shardings=(shardings, None))
-            placed = jax.device_put(trainer.batch, sharding.batch_sharding(mesh))
+            placed = jax.device_put(trainer.batch, meshes.batch_sharding(mesh))
             step = step.lower(state, placed, trainer.hyper).compile()
         sizes = exchanged(step)
         assert rows * length * 16 in sizes and max(sizes) <= rows * length * 16
@@ -504,12 +504,12 @@ def narrow_run():
     fields = {'master_dtype': 'float32', 'moment_dtype': 'bfloat16'}
     run = make_config(rows=8, model={**NARROW, 'emb_dim': 32}, optimizer=fields)
     trainer = Trainer(dataclasses.replace(run, mesh=Mesh(data=1, fsdp=8)))
-    mesh, rules = sharding.make_mesh(trainer.run.mesh), sharding.RULES['fsdp']
+    mesh, rules = meshes.make_mesh(trainer.run.mesh), sharding.RULES['fsdp']
     with jax.set_mesh(mesh), nn.logical_axis_rules(rules):
         args = trainer.model, trainer.objective, trainer.optimizer, trainer.hyper, trainer.batch
         start, shardings = make_start(*args, mesh, rules)
         state = start(trainer.hyper)
-        placed = jax.device_put(trainer.batch, sharding.batch_sharding(mesh))
+        placed = jax.device_put(trainer.batch, meshes.batch_sharding(mesh))
         step = jax.jit(trainer.step, donate_argnums=0, out_shardings=(shardings, None))  # as resume.assemble does
         return trainer, state, step.lower(state, placed, trainer.hyper).compile(), placed
 

@@ -14,7 +14,7 @@ from tformer import checks, config
 from tformer.config import Config, Data, Model, Train
 from tformer.data.batches import pipeline
 from tformer.data.tokenizers import tokenizers
-from tformer.distributed import sharding
+from tformer.distributed import meshes, sharding
 from tformer.evaluation import scorer
 from tformer.layers.dropout import DropoutRates
 from tformer.layers.outputs import best_spans, candidates, sentence_classes
@@ -241,7 +241,7 @@ def scored(objective, rows):
     variables = jax.jit(functools.partial(model.init, method=OBJECTIVES[objective].method))(
         jax.random.key(0), batches.batch(0)
     )
-    mesh = sharding.make_mesh(cfg.mesh, jax.devices()[:1])
+    mesh = meshes.make_mesh(cfg.mesh, jax.devices()[:1])
     score = scorer.make_scorer(model, cfg, mesh)
     found, again = (score(sharding.unboxed(variables), batches, None, tokens) for _ in range(2))
     return cfg, found, again

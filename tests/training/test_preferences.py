@@ -18,7 +18,7 @@ from tformer.config import Config, Data, Evaluate, Mesh, Model, Optimizer, Train
 from tformer.data.batches import pipeline
 from tformer.data.tokenizers.bytes_and_characters import Byte
 from tformer.data.tokenizers.tokenizers import Tokenizers
-from tformer.distributed import sharding
+from tformer.distributed import meshes, sharding
 from tformer.errors import UserError
 from tformer.layers.class_scores import Teaching
 from tformer.layers.heads import token_statistics
@@ -156,9 +156,9 @@ def stepped(mesh=None, own_seed=0, **train):
     if mesh is None:
         after, found = step(state, batch, hyper, theirs)
     else:
-        devices = sharding.make_mesh(mesh, jax.devices())
+        devices = meshes.make_mesh(mesh, jax.devices())
         with sharding.placed(devices, mesh):
-            after, found = step(state, jax.device_put(batch, sharding.batch_sharding(devices)), hyper, theirs)
+            after, found = step(state, jax.device_put(batch, meshes.batch_sharding(devices)), hyper, theirs)
     return jax.device_get((after.opt_state, found['scores']))
 
 

@@ -7,7 +7,7 @@ import pytest
 from tformer.config import Config, Data, Model, Train
 from tformer.data.tokenizers.bytes_and_characters import Char
 from tformer.data.tokenizers.tokenizers import Tokenizers
-from tformer.distributed import sharding
+from tformer.distributed import meshes
 from tformer.errors import UserError
 from tformer.training import dummy_batch, setup
 from tformer.training.setup import VALIDATION, check_same_data
@@ -58,10 +58,10 @@ def test_the_random_tokens_of_a_batch_are_those_of_other_objectives():
 def test_a_run_states_in_how_many_processes_its_batches_are_made(tmp_path, monkeypatch):
     config = load('translate.py:smoke', tmp_path, data__cache_dir=str(tmp_path / 'cache'))
     assert config.data.num_workers is None
-    mesh = sharding.make_mesh(config.mesh)
+    mesh = meshes.make_mesh(config.mesh)
     monkeypatch.setattr(setup.os, 'cpu_count', lambda: 8)
     assert setup.load_data(config, tmp_path, mesh).config.data.num_workers == 0
-    monkeypatch.setattr(setup.sharding, 'jax_platform', lambda mesh: 'gpu')
+    monkeypatch.setattr(setup.meshes, 'jax_platform', lambda mesh: 'gpu')
     assert setup.load_data(config, tmp_path, mesh).config.data.num_workers == 2
     stated = dataclasses.replace(config, data=dataclasses.replace(config.data, num_workers=1))
     assert setup.load_data(stated, tmp_path, mesh).config.data.num_workers == 1
@@ -70,7 +70,7 @@ def test_a_run_states_in_how_many_processes_its_batches_are_made(tmp_path, monke
 
 def test_the_lengths_of_the_training_split_decide_the_buckets_of_all_and_a_resumed_run_keeps_its_own(tmp_path):
     config = load('translate.py:smoke', tmp_path, data__cache_dir=str(tmp_path / 'cache'), train__num_steps='2000')
-    mesh = sharding.make_mesh(config.mesh)
+    mesh = meshes.make_mesh(config.mesh)
 
     def loaded(num_buckets, before=None):
         stated = dataclasses.replace(config, data=dataclasses.replace(config.data, num_buckets=num_buckets))

@@ -22,7 +22,7 @@ from tformer.config import Config, Data, Evaluate, Mesh, Model, Optimizer, Train
 from tformer.config.tasks import DISTILLED, TASKS
 from tformer.data.tokenizers.bytes_and_characters import Byte
 from tformer.data.tokenizers.tokenizers import Tokenizers
-from tformer.distributed import sharding
+from tformer.distributed import meshes, sharding
 from tformer.distributed.devices import Target
 from tformer.errors import UserError
 from tformer.hf import adapters
@@ -138,11 +138,11 @@ def stepped(name, mesh=None, teacher_width=24, **train):
     if mesh is None:
         after, found = jax.jit(step)(state, batch, hyper, sharding.unboxed(theirs))
     else:
-        devices = sharding.make_mesh(mesh, jax.devices())
+        devices = meshes.make_mesh(mesh, jax.devices())
         with sharding.placed(devices, mesh):
             held = jax.device_put(sharding.unboxed(theirs), teacher.shardings(devices))
             assert any(not x.sharding.is_fully_replicated for x in jax.tree.leaves(held))
-            batch = jax.device_put(batch, sharding.batch_sharding(devices))
+            batch = jax.device_put(batch, meshes.batch_sharding(devices))
             after, found = jax.jit(step)(state, batch, hyper, held)
     return jax.device_get((after.opt_state, found['scores'], found['flops']))
 

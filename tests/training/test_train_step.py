@@ -16,7 +16,7 @@ from small_training import BY_SEQUENCE, FAMILY, Trainer, make_batch, make_config
 from starting import make_start
 from tformer import checks, config, objectives
 from tformer.config import Config, Train
-from tformer.distributed import sharding
+from tformer.distributed import meshes, sharding
 from tformer.errors import UserError
 from tformer.layers import class_scores
 from tformer.layers.dropout import DropoutRates
@@ -201,7 +201,7 @@ MESHES = [config.Mesh(data=2, fsdp=2, tensor=2), config.Mesh(data=8)]
 
 def run_on(cfg, mesh_config, devices, num_steps=3):
     trainer = Trainer(cfg)
-    mesh, rules = sharding.make_mesh(mesh_config, devices), sharding.make_rules(mesh_config)
+    mesh, rules = meshes.make_mesh(mesh_config, devices), sharding.make_rules(mesh_config)
     batches = [make_batch(cfg.train.objective, seed) for seed in range(num_steps)]
     with jax.set_mesh(mesh), nn.logical_axis_rules(rules):
         start, shardings = make_start(
@@ -211,7 +211,7 @@ def run_on(cfg, mesh_config, devices, num_steps=3):
         step = jax.jit(trainer.step, donate_argnums=0, out_shardings=(shardings, None))
         losses = []
         for batch in batches:
-            state, numbers = step(state, jax.device_put(batch, sharding.batch_sharding(mesh)), trainer.hyper)
+            state, numbers = step(state, jax.device_put(batch, meshes.batch_sharding(mesh)), trainer.hyper)
             total, weight = numbers['scores']['loss']
             losses.append(float(total / weight))
     return np.asarray(losses), state
@@ -263,7 +263,7 @@ def test_eight_devices_update_matrices_as_one_does(name):
 def test_the_rules_place_parameters_and_their_optimizer_state_alike():
     trainer = Trainer(make_config('causal_lm'))
     batch = make_batch('causal_lm')
-    mesh = sharding.make_mesh(config.Mesh(data=2, fsdp=2, tensor=2), jax.devices()[:8])
+    mesh = meshes.make_mesh(config.Mesh(data=2, fsdp=2, tensor=2), jax.devices()[:8])
     init = make_init(trainer.model, trainer.objective, trainer.optimizer)
     placed = sharding.tree_shardings(jax.eval_shape(init, trainer.hyper, batch), mesh, sharding.RULES['fsdp_tp'])
     layers = placed.params['decoder']['stack']['layers']
@@ -280,15 +280,15 @@ def test_the_rules_place_parameters_and_their_optimizer_state_alike():
 def test_a_mesh_takes_the_devices_that_it_names_or_is_refused():
     for mesh in (config.Mesh(data=-1, tensor=3), config.Mesh(data=16), config.Mesh(data=3, fsdp=3)):
         with pytest.raises(UserError, match='do not fit the 8 devices'):
-            sharding.make_mesh(mesh, jax.devices()[:8])
+            meshes.make_mesh(mesh, jax.devices()[:8])
     for mesh, shape in [
         (config.Mesh(tensor=2), {'data': 4, 'tensor': 2}),
         (config.Mesh(data=3, fsdp=2), {'data': 3, 'fsdp': 2}),
         (config.Mesh(data=1, context=4, expert=-1), {'context': 4, 'expert': 2}),
     ]:
-        made = sharding.make_mesh(mesh, jax.devices()[:8]).shape
+        made = meshes.make_mesh(mesh, jax.devices()[:8]).shape
         assert {axis: size for axis, size in made.items() if size > 1} == shape
-    assert sharding.batch_ways(sharding.make_mesh(config.Mesh(fsdp=2, tensor=2), jax.devices()[:8])) == 4
+    assert meshes.batch_ways(meshes.make_mesh(config.Mesh(fsdp=2, tensor=2), jax.devices()[:8])) == 4
 
 
 # ------------------------------------------------------------------------------------------------- the update
@@ -496,7 +496,7 @@ def test_loss_curve():
 
 
 def test_a_batch_size_that_devices_and_microbatches_do_not_divide_is_refused(tmp_path):
-    mesh = sharding.make_mesh(config.Mesh())
+    mesh = meshes.make_mesh(config.Mesh())
     for rows, microbatches, nearest in ((20, 1, 16), (24, 2, 32), (3, 1, 8)):
         cfg = Config(train=Train(batch_size=rows, microbatches=microbatches))
         with pytest.raises(UserError, match=f'train.batch_size={rows} .* nearest that is: {nearest}$'):
@@ -506,7 +506,7 @@ def test_a_batch_size_that_devices_and_microbatches_do_not_divide_is_refused(tmp
 
 def test_rows_of_batches_by_tokens_are_what_the_run_began_with():
     """So that a step's rows stay the same on other devices."""
-    eight, one = sharding.make_mesh(config.Mesh()), sharding.make_mesh(config.Mesh(data=1))
+    eight, one = meshes.make_mesh(config.Mesh()), meshes.make_mesh(config.Mesh(data=1))
     cfg = Config(data=config.Data(batch_tokens=100), train=Train(batch_size=3, num_steps=1))
     assert row_multiple(cfg, None, eight) == 8 and row_multiple(cfg, None, one) == 1
     began = dataclasses.replace(cfg, data=dataclasses.replace(cfg.data, row_multiple=4))

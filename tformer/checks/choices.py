@@ -21,7 +21,7 @@ from tformer.data.tokenizers import tokenizers, vocabulary
 from tformer.decode.beam import STOPPING
 from tformer.decode.generate import DRAFTS, STRATEGIES
 from tformer.decode.risk import UTILITIES
-from tformer.distributed import sharding
+from tformer.distributed import meshes, sharding
 from tformer.evaluation import metrics
 from tformer.layers import (
     attention,
@@ -107,7 +107,7 @@ TABLES: dict[str, Iterable[Any]] = {
     'optimizer.moment_dtype': DTYPES,
     'train.objective': TASKS,
     'mesh.rules': sharding.RULES,
-    'mesh.dcn_axis': sharding.AXES,
+    'mesh.dcn_axis': meshes.AXES,
     'decode.strategy': STRATEGIES,
     'decode.early_stopping': STOPPING,
     'decode.utility': UTILITIES,

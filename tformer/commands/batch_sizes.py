@@ -16,7 +16,7 @@ import jax
 from tformer import errors
 from tformer.config import Config, override
 from tformer.data.batches import mixture, pipeline
-from tformer.distributed import sharding
+from tformer.distributed import meshes, sharding
 from tformer.errors import UserError
 from tformer.training import setup, workdir
 from tformer.training.dummy_batch import assumed, random_batch
@@ -104,7 +104,7 @@ def doubled(attempt: Try, batch: Batch) -> Iterator[Batch]:
 def timed(config: Config, field: str, size: int, parts: int, limit: float, steps: int) -> Batch | None:
     """Compiles the train step of a batch and, if a device has the memory, times it; prints a line."""
     config = assumed(override(config, {field: size, 'train.microbatches': parts}))
-    mesh = sharding.make_mesh(config.mesh)
+    mesh = meshes.make_mesh(config.mesh)
     try:
         multiple = setup.row_multiple(config, None, mesh)
     except UserError:
@@ -126,7 +126,7 @@ def timed(config: Config, field: str, size: int, parts: int, limit: float, steps
 
 def _run(program: Any, batch: Any, limit: float, steps: int) -> tuple[float, float | None]:
     """Returns (the bytes that a device needs, tokens a second or None where these are over the limit)."""
-    placed = jax.device_put(batch, sharding.batch_sharding(program.mesh))
+    placed = jax.device_put(batch, meshes.batch_sharding(program.mesh))
     places = program.shardings
     state = jax.tree.map(
         lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),

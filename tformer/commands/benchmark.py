@@ -32,7 +32,7 @@ from tformer.commands import start
 from tformer.commands.batch_sizes import suggest
 from tformer.config import Config
 from tformer.data.batches import mixture, pipeline
-from tformer.distributed import devices, sharding
+from tformer.distributed import devices, meshes
 from tformer.errors import UserError, choose
 from tformer.training import checkpoint_writer, workdir
 from tformer.training.dummy_batch import assumed, random_batch
@@ -111,7 +111,7 @@ def stepping(config: Config) -> Iterator[tuple[Callable[[], Numbers], Callable[[
     program = make_program(config, batch)
     with program.context():
         state = program.init()
-        placed = jax.device_put(batch, sharding.batch_sharding(program.mesh))
+        placed = jax.device_put(batch, meshes.batch_sharding(program.mesh))
         facts = {
             'device': jax.devices()[0].device_kind,
             'devices': program.mesh.size,

@@ -23,7 +23,7 @@ from tformer.config import Mesh as MeshConfig
 from tformer.data.batches.packing import BATCHING
 from tformer.decode.generate import STRATEGIES, begin, cache_slots
 from tformer.decode.sample import prefill
-from tformer.distributed import collectives, compilers, costs, devices, hlo, sharding, traffic
+from tformer.distributed import collectives, compilers, costs, devices, hlo, meshes, sharding, traffic
 from tformer.distributed.devices import Target, Times, times
 from tformer.errors import UserError
 from tformer.layers import kernel_choice
@@ -125,7 +125,7 @@ def make_mesh(config: Config, target: Target) -> Mesh:
     Raises:
       UserError: the mesh names more or fewer devices than there are.
     """
-    mesh = sharding.make_mesh(config.mesh, target.devices())
+    mesh = meshes.make_mesh(config.mesh, target.devices())
     if mesh.size < target.count:
         raise UserError(
             f'{target} has {target.count:,} devices, the mesh names {mesh.size:,}: an axis of -1, e.g. mesh.data=-1, '
@@ -269,10 +269,10 @@ PROGRAMS: dict[str, Callable[[Program, Any, Any], tuple[jax.stages.Traced, dict[
 
 def abstract_batch(config: Config, mesh: Mesh, *, training: bool) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns a full batch of abstract arrays, with as many rows as training on `mesh` has, or generation."""
-    multiple, place = setup.row_multiple(config, None, mesh), sharding.batch_sharding(mesh)
+    multiple, place = setup.row_multiple(config, None, mesh), meshes.batch_sharding(mesh)
     rows = config.train.batch_size
     if not training:
-        together = sharding.row_multiple(mesh, config.mesh)
+        together = meshes.row_multiple(mesh, config.mesh)
         rows = -(-config.decode.batch_size // together) * together
     elif multiple is not None and config.data.batch_tokens is not None:
         rows = max(config.data.batch_tokens // config.data.length // multiple, 1) * multiple

@@ -29,7 +29,7 @@ from tformer.data.sources import fields
 from tformer.data.sources.records import BadRecord
 from tformer.data.tokenizers.chat import Messages
 from tformer.decode.text import Output
-from tformer.distributed import processes, sharding
+from tformer.distributed import meshes, processes
 from tformer.errors import UserError
 from tformer.training import checkpoint, digests
 
@@ -57,7 +57,7 @@ def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) 
     reading.check_output(flags.output, flags.input)
     if flags.output is None and jax.process_count() > 1:
         raise UserError('--coordinator: several processes need --output=FILE')
-    with sharding.apart():
+    with meshes.apart():
         _run(arguments, overrides, flags)
 
 

@@ -26,7 +26,7 @@ from tformer import config as config_lib
 from tformer.commands import scoring
 from tformer.config import Config
 from tformer.data.tokenizers.tokenizers import Tokenizers
-from tformer.distributed import sharding
+from tformer.distributed import meshes, sharding
 from tformer.errors import UserError
 from tformer.hf import sentence_encoders
 from tformer.hf.convert import Stacked, nested
@@ -113,7 +113,7 @@ def settled(hub: HubDirectory, overrides: Mapping[str, Any]) -> tuple[Config, To
 
 def load(hub: HubDirectory, config: Config) -> dict[str, Any]:
     """Returns a hub's parameters, a tree of arrays that are where config.mesh places them."""
-    mesh = sharding.make_mesh(config.mesh)
+    mesh = meshes.make_mesh(config.mesh)
     shardings, dtypes = places(config)
     everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
 
@@ -137,7 +137,7 @@ def lacking(hub: HubDirectory, config: Config, params: Mapping[str, Any]) -> str
 def places(config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the shardings and the dtypes of the parameters of a run's objective by path."""
     abstract = scoring.abstract(config)
-    mesh = sharding.make_mesh(config.mesh)
+    mesh = meshes.make_mesh(config.mesh)
     shardings = sharding.tree_shardings(abstract, mesh, sharding.make_rules(config.mesh))['params']
 
     def by_path(tree: Any) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from tformer.config import Config
 from tformer.data.batches import mixture
 from tformer.data.inspection import rendering, report
 from tformer.decode.text import check_writes
-from tformer.distributed import devices, sharding
+from tformer.distributed import devices, meshes
 from tformer.distributed.devices import Target
 from tformer.errors import UserError
 from tformer.layers import kernel_choice
@@ -152,7 +152,7 @@ def show_data(config: Config, directory: str | None) -> None:
     else:
         say('training the tokenizers on the train split')
         tokenizers = workdir_lib.new_tokenizers(config, records)
-        multiple = setup.row_multiple(config, None, sharding.make_mesh(config.mesh))
+        multiple = setup.row_multiple(config, None, meshes.make_mesh(config.mesh))
     for line in report.report(config, tokenizers, records, say, multiple):
         if in_colour:
             console.print(rendering.coloured(line))

@@ -22,7 +22,7 @@ from tformer.data.batches import mixture
 from tformer.data.prepared import beam
 from tformer.data.prepared import prepare as prepared
 from tformer.data.sources import prepare as tfds_sets
-from tformer.distributed import sharding
+from tformer.distributed import meshes
 from tformer.errors import UserError
 from tformer.training import checkpoint, setup
 from tformer.training import workdir as workdir_lib
@@ -81,7 +81,7 @@ def prepare(config: Config, workdir: str | pathlib.Path | None = None) -> str:
         with workdir_lib.lock(home):
             last = max(checkpoint.steps(home), default=None)
             before = None if last is None else checkpoint.read_metadata(home, last)
-            found = setup.load_data(config, home, sharding.make_mesh(config.mesh), before)
+            found = setup.load_data(config, home, meshes.make_mesh(config.mesh), before)
             workdir_lib.save_config(home, found.config)
         said.append(f'tokens are in {cache.directory(found.config.data)}')
         said += [f'  train  {found.batches.summary}', f'  valid  {found.valid.summary}']

@@ -14,7 +14,7 @@ from tformer import atomic
 from tformer.commands import scoring
 from tformer.commands.run import Run
 from tformer.data.examples.special_tokens import Fields
-from tformer.distributed import sharding
+from tformer.distributed import meshes, sharding
 from tformer.errors import UserError
 from tformer.evaluation import many_rows
 from tformer.layers.quantized import INT8
@@ -31,8 +31,8 @@ def outputs(run: Run, rows: Sequence[Fields], method: many_rows.Method, batch_si
     compiled once.
     """
     config, found = standard(run.config), [None] * len(rows)
-    mesh = sharding.make_mesh(config.mesh)
-    multiple = sharding.row_multiple(mesh, config.mesh)
+    mesh = meshes.make_mesh(config.mesh)
+    multiple = meshes.row_multiple(mesh, config.mesh)
     width = -(-max(min(batch_size, len(rows)), 1) // multiple) * multiple
     specials, longest = run.tokenizers.target.specials, config.model.max_len
     with sharding.placed(mesh, config.mesh), progress(len(rows)) as done:
@@ -42,7 +42,7 @@ def outputs(run: Run, rows: Sequence[Fields], method: many_rows.Method, batch_si
             variables = quantized(model, variables, config.decode.quantization)
         program = many_rows.make_program(model, method, mesh)
         for chosen, batch in many_rows.batches(rows, specials.pad, width, longest):
-            values = jax.device_get(program(variables, jax.device_put(batch, sharding.batch_sharding(mesh))))
+            values = jax.device_get(program(variables, jax.device_put(batch, meshes.batch_sharding(mesh))))
             for row, index in enumerate(chosen):
                 found[index] = jax.tree.map(lambda array, row=row: array[row], values)
             done(len(chosen))

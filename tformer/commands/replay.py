@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from tformer import commands
 from tformer.data.batches import mixture, pipeline
 from tformer.data.inspection import rendering
-from tformer.distributed import sharding
+from tformer.distributed import meshes, sharding
 from tformer.distributed.compilers import jit
 from tformer.errors import UserError
 from tformer.layers import masks
@@ -54,7 +54,7 @@ def replay(workdir: str | pathlib.Path, step: int, overrides: Mapping[str, str] 
     recorded = next((each for each in checkpoint.steps(home) if each >= step), None)
     if recorded is not None:
         config = workdir_lib.as_trained(config, checkpoint.read_metadata(home, recorded))
-    tokens, mesh = workdir_lib.load_tokenizers(home), sharding.make_mesh(config.mesh)
+    tokens, mesh = workdir_lib.load_tokenizers(home), meshes.make_mesh(config.mesh)
     records = mixture.load(config, 'train')
     batches = pipeline.Batches(config, tokens, 'train', training=True, records=records)
     if newest := checkpoint.newest_metadata(home):
@@ -69,7 +69,7 @@ def replay(workdir: str | pathlib.Path, step: int, overrides: Mapping[str, str] 
         for number in range(last or 0, step - 1):
             state, _ = program.train_step(state, batches.batch(number))
         batch = batches.batch(step - 1)
-        losses = jax.device_get(row_losses(program, state, sharding.place_batch(batch, mesh)))
+        losses = jax.device_get(row_losses(program, state, meshes.place_batch(batch, mesh)))
         _, numbers = program.train_step(state, batch)
     total, weight = numbers['scores']['loss']
     tags = 'tags' in batches.parts[0].examples.columns

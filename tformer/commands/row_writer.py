@@ -17,7 +17,7 @@ from tformer.decode.kept_prompts import KeptPrompts
 from tformer.decode.rules import Rules
 from tformer.decode.spread import spread_over
 from tformer.decode.text import Writer, make_writer, rules_of
-from tformer.distributed import sharding
+from tformer.distributed import meshes, sharding
 from tformer.errors import UserError
 from tformer.model import build
 
@@ -54,8 +54,8 @@ def make(run: Run, rows: int, *, own_biases: bool = False, kept: int = 0) -> Row
     if config.model.recurrence is not None:
         raise UserError(f'model.recurrence={config.model.recurrence} has no cache whose rows come and go')
     writer, batch = reader(config, run.tokenizers)
-    mesh = sharding.make_mesh(config.mesh)
-    multiple = sharding.row_multiple(mesh, config.mesh)
+    mesh = meshes.make_mesh(config.mesh)
+    multiple = meshes.row_multiple(mesh, config.mesh)
     rows = -(-rows // multiple) * multiple
     first, longest = batch(writer.read([''])[0]), config.model.max_len
     first |= bias_of({}) if own_biases else {}

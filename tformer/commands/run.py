@@ -19,7 +19,7 @@ from tformer.data.tokenizers.chat import Messages
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.decode.generate import STRATEGIES
 from tformer.decode.text import Output, Share, best
-from tformer.distributed import sharding
+from tformer.distributed import meshes, sharding
 from tformer.errors import UserError
 from tformer.evaluation import activations as activations_lib
 from tformer.model import build, quantized
@@ -87,7 +87,7 @@ class Run:
         tokens = workdir_lib.load_tokenizers(home)
         if average is not None and config.model.norm == 'batchnorm':
             raise UserError(f'--average={average}: the statistics of model.norm=batchnorm belong to one checkpoint')
-        places = scoring.shardings(config, sharding.make_mesh(config.mesh)) if placed else None
+        places = scoring.shardings(config, meshes.make_mesh(config.mesh)) if placed else None
         if average is None:
             variables, step = checkpoint.load_variables(home, which, places)
         else:
@@ -231,7 +231,7 @@ class Run:
     def for_writing(self) -> 'Run':
         """Returns the run with the integers of `decode.quantization` in the place of its kernels, which are let go of
         where nothing else holds them; the run as it is where there are to be none."""
-        kind, mesh = self.config.decode.quantization, sharding.mesh_of(self.variables)
+        kind, mesh = self.config.decode.quantization, meshes.mesh_of(self.variables)
         if kind is None:
             return self
         with jax.set_mesh(mesh):
@@ -252,7 +252,7 @@ def _drafting(draft: str | pathlib.Path, run: Run, placed: bool) -> Run:
     if 'draft' not in STRATEGIES[strategy].fields:
         valid = ', '.join(name for name, row in STRATEGIES.items() if 'draft' in row.fields)
         raise UserError(f'--draft: decode.strategy={strategy} reads no drafts; valid: {valid}')
-    mesh = {f'mesh.{axis}': str(getattr(run.config.mesh, axis)) for axis in sharding.AXES} if placed else {}
+    mesh = {f'mesh.{axis}': str(getattr(run.config.mesh, axis)) for axis in meshes.AXES} if placed else {}
     found = Run.load(draft, mesh, placed=placed)
     check_draft(found, run)
     return found

@@ -20,7 +20,7 @@ from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.decode import halves, refill
 from tformer.decode.generate import texts_of_row
 from tformer.decode.text import Output, Share, best, make_writer
-from tformer.distributed import sharding
+from tformer.distributed import meshes, sharding
 from tformer.evaluation import metrics, scorer
 from tformer.model import build, quantized
 from tformer.objectives import OBJECTIVES
@@ -57,9 +57,9 @@ def score(
     Raises:
       UserError: the objective has no scores without a teacher, and that is gone, or another.
     """
-    mesh = sharding.make_mesh(config.mesh)
+    mesh = meshes.make_mesh(config.mesh)
     records = scored_records(config, split, records)
-    multiple = sharding.row_multiple(mesh, config.mesh)
+    multiple = meshes.row_multiple(mesh, config.mesh)
     make_batches = functools.partial(
         pipeline.Batches, tokenizers=tokenizers, split=split, training=False, records=records, row_multiple=multiple
     )
@@ -158,8 +158,8 @@ def write(
     drafts tokens are in variables['draft']. Raises a `UserError` as `generate`.
     """
     plain = standard(config)  # so that runs that differ in numbers alone share a program
-    mesh = sharding.mesh_of(variables)
-    rows, multiple = sharding.batch_sharding(mesh), sharding.row_multiple(mesh, config.mesh)
+    mesh = meshes.mesh_of(variables)
+    rows, multiple = meshes.batch_sharding(mesh), meshes.row_multiple(mesh, config.mesh)
     left = sum(number not in done for number in range(len(texts)))
     with jax.set_mesh(mesh):
         variables = in_fewer_bits(plain.model, variables, plain.decode.quantization, draft)
@@ -188,7 +188,7 @@ def _in_free_rows(
     share: Share,
 ) -> Iterator[tuple[int, list[Output]]]:
     """Yields what `write` does, by a `Refill`, or by two with half of the rows where that is faster."""
-    mesh, size = sharding.mesh_of(variables), config.decode.batch_size
+    mesh, size = meshes.mesh_of(variables), config.decode.batch_size
     number = 2 if halves.pay(variables, size, texts_of_row(config.decode)) else 1
     part = config_lib.override(config, {'decode.batch_size': size // number})
     made = _refill(build(config.model), part, tokenizers, cut=cut, mesh=mesh)

@@ -23,7 +23,7 @@ from tformer.commands.run import Run
 from tformer.commands.scheduler import Scheduler
 from tformer.decode.drawing import Drawing
 from tformer.decode.text import read_whole
-from tformer.distributed import sharding
+from tformer.distributed import meshes
 from tformer.errors import UserError
 from tformer.model import for_steps, quantized
 
@@ -82,7 +82,7 @@ def make_scheduler(run: Run, *, rows: int, most_waiting: int, kept: int = 0) -> 
     """
     made = row_writer.make(run, rows, own_biases=True, kept=kept)
     variables = for_steps(run.model.cfg, quantized(run.model, run.variables, run.config.decode.quantization))
-    mesh = sharding.make_mesh(run.config.mesh)
+    mesh = meshes.make_mesh(run.config.mesh)
     with jax.set_mesh(mesh):  # no request need wait for the compiler
         slots = made.engine.empty(variables)
         for length in row_writer.lengths(run.config):

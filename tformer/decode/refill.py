@@ -27,7 +27,7 @@ from tformer.decode.engine import Slots, make_engine
 from tformer.decode.generate import cache_slots, texts_of_row
 from tformer.decode.spread import spread_over
 from tformer.decode.text import Output, Share, Writer, longest_input, make_writer
-from tformer.distributed import sharding
+from tformer.distributed import meshes, sharding
 from tformer.distributed.compilers import jit
 from tformer.model import for_steps
 
@@ -156,7 +156,7 @@ def make_refill(
     """
     writer = make_writer(model, config, tokenizers, cut=cut)
     longest, _ = longest_input(config, tasks.TASKS[config.train.objective].given)
-    multiple = sharding.row_multiple(mesh, config.mesh)
+    multiple = meshes.row_multiple(mesh, config.mesh)
     size = _up(config.decode.batch_size, multiple)
     count = size * texts_of_row(config.decode)
     first = buckets.padded(writer.batch([[writer.pad]], 1), buckets.length(1, longest), writer.pad)
@@ -192,7 +192,7 @@ def _programs(
 
     @functools.partial(jit, donate_argnums=1)
     def begin(variables: Any, written: Written, batch: Mapping[str, Any], rows_R: Any, drawing: Drawing) -> Written:
-        batch = jax.device_put(batch, sharding.batch_sharding(mesh))
+        batch = jax.device_put(batch, meshes.batch_sharding(mesh))
         slots = engine.insert(variables, written.slots, batch, rows_R, drawing)
         scores_B = written.scores_B.at[rows_R].set(0.0, mode='drop')
         return spread(written.replace(slots=slots, scores_B=scores_B))

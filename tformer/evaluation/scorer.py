@@ -16,7 +16,7 @@ from tformer.data.batches.pipeline import Batch, Batches
 from tformer.data.examples.example_arrays import Examples
 from tformer.data.sources.fields import are_plain
 from tformer.data.tokenizers.tokenizers import Tokenizers
-from tformer.distributed import sharding
+from tformer.distributed import meshes
 from tformer.distributed.compilers import jit
 from tformer.evaluation import means, metrics, scores
 from tformer.evaluation.metrics import Metric
@@ -81,7 +81,7 @@ def make_scorer(model: nn.Module, config: Config, mesh: Mesh, teacher: nn.Module
         count = int(batches.steps_per_epoch)
         for number in range(min(limit or count, count)):
             batch = batches.batch(number)
-            pending.append(step(variables, jax.device_put(batch, sharding.batch_sharding(mesh)), taught))
+            pending.append(step(variables, jax.device_put(batch, meshes.batch_sharding(mesh)), taught))
             if task.judge is not None:
                 seen.append(batch)
             if counts_bytes:

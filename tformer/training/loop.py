@@ -12,7 +12,7 @@ from tformer.config import Config
 from tformer.data.batches import pipeline
 from tformer.data.batches.packing import BATCHING
 from tformer.data.tokenizers.tokenizers import Tokenizers
-from tformer.distributed import processes, sharding
+from tformer.distributed import meshes, processes, sharding
 from tformer.errors import Stopped, UserError
 from tformer.evaluation import scorer
 from tformer.layers import kernel_choice
@@ -63,7 +63,7 @@ def train(
     if config.evaluate.examples_while_training and jax.process_count() > 1:
         raise UserError('evaluate.examples_while_training needs a single process; evaluate the finished run instead')
     trackers.check(config)
-    directory, mesh = pathlib.Path(directory), sharding.make_mesh(config.mesh)
+    directory, mesh = pathlib.Path(directory), meshes.make_mesh(config.mesh)
     own = [directory] if processes.first() else []
     with contextlib.ExitStack() as contexts:
         # -------------------------------------------------------------------------------------------- one process
@@ -187,7 +187,7 @@ def headline(program: Program, batches: pipeline.Batches, step: int) -> str:
     resumed = f', resumed at step {step}' if step else ''
     model = program.config.model
     packed = BATCHING[program.config.data.batching].packs
-    kernel = kernel_choice.described(model, sharding.jax_platform(program.mesh), packed=packed)
+    kernel = kernel_choice.described(model, meshes.jax_platform(program.mesh), packed=packed)
     attention = f', {kernel}' if model.recurrence is None else ''
     if program.teacher is not None:
         parameters += f', teacher of {count_parameters(sharding.unboxed(program.teacher.abstract)):,}'

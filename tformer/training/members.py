@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from tformer.data.batches import pipeline
-from tformer.distributed import sharding
+from tformer.distributed import meshes
 from tformer.errors import UserError
 from tformer.optim.hyperparameters import Hyperparameters
 from tformer.training import compiling, setup
@@ -57,7 +57,7 @@ class Group:
                 jitted.lower(*arguments).compile()
 
         def add(kind: str, batch: pipeline.Batch, jitted: Any, before: Any, *after: Any) -> compiling.Key:
-            placed, key = sharding.abstract_batch(batch, program.mesh), compiling.shapes(kind, batch)
+            placed, key = meshes.abstract_batch(batch, program.mesh), compiling.shapes(kind, batch)
             self.ahead.add(key, functools.partial(compiled, jitted, before, placed, *after))
             return key
 
@@ -95,8 +95,8 @@ class Group:
     def batches(self, step: int) -> Iterator[Batch]:
         """Yields the placed batches of the steps after step number `step`."""
         (member,), mesh = self.members, self.program.mesh
-        made = pipeline.iterate(member.data.batches, step, member.config, sharding.batch_share(mesh))
-        return (sharding.place_batch(batch, mesh) for batch in made)
+        made = pipeline.iterate(member.data.batches, step, member.config, meshes.batch_share(mesh))
+        return (meshes.place_batch(batch, mesh) for batch in made)
 
     def state_of(self, state: TrainState, member: RunRecorder) -> TrainState:
         """Returns a member's own state."""

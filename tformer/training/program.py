@@ -20,7 +20,7 @@ from jax.sharding import Mesh
 from tformer import errors
 from tformer.config import Config
 from tformer.config.tasks import HEADS, TASKS
-from tformer.distributed import compilers, sharding
+from tformer.distributed import compilers, meshes, sharding
 from tformer.layers import kernel_choice, masks
 from tformer.model import build
 from tformer.objectives import OBJECTIVES, Objective, loss_chunk
@@ -82,7 +82,7 @@ class Program:
         """The compiled train step (state, batch, hyper, *taught), for use inside `context()`; it takes the place of the
         state it is given."""
         step = self.step if self.shardings is self.device_shardings else self._offloaded_step
-        platform, shardings = sharding.jax_platform(self.mesh), (self.shardings, None)
+        platform, shardings = meshes.jax_platform(self.mesh), (self.shardings, None)
         return compilers.jit(step, platform, training=True, donate_argnums=0, out_shardings=shardings)
 
     def _offloaded_step(self, *arguments: Any) -> tuple[TrainState, dict[str, Any]]:
@@ -104,7 +104,7 @@ class Program:
     @property
     def attention_kernel(self) -> str:
         """The key of `KERNELS` that computes attention on the program's devices."""
-        return kernel_choice.pick(self.config.model, sharding.jax_platform(self.mesh))
+        return kernel_choice.pick(self.config.model, meshes.jax_platform(self.mesh))
 
     def once(self, key: Any, make: Callable[[], Any]) -> Any:
         """Returns what `make` returned when it was first asked for under this key, of this program or its copies."""
@@ -143,7 +143,7 @@ class Program:
         if kernel_choice.KERNELS[self.attention_kernel].ordered:
             masks.check_order(batch)
         with self.context():
-            placed = sharding.place_batch(batch, self.mesh)
+            placed = meshes.place_batch(batch, self.mesh)
             return self.jitted_step(state, placed, self.hyper, *self.taught)
 
 
@@ -182,7 +182,7 @@ def make_program(config: Config, batch: Mapping[str, Any], mesh: Mesh | None = N
     Raises:
       UserError: the optimizer's fields name parameters that the model does not have, or the teacher does not fit.
     """
-    mesh = sharding.make_mesh(config.mesh) if mesh is None else mesh
+    mesh = meshes.make_mesh(config.mesh) if mesh is None else mesh
     model, objective = build(config.model), OBJECTIVES[config.train.objective]
     row = {name: jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype) for name, x in batch.items()}
     names = logical_names(model, objective, row)

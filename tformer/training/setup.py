@@ -17,7 +17,7 @@ from tformer.config import OUTSIDE_THE_FUNCTION, Config, Model
 from tformer.config.tasks import HEADS, TASKS
 from tformer.data.batches import mixture, pipeline
 from tformer.data.tokenizers.tokenizers import Tokenizers
-from tformer.distributed import devices, processes, sharding
+from tformer.distributed import devices, meshes, processes, sharding
 from tformer.errors import NoSplitError, UserError, choose
 from tformer.evaluation import scorer
 from tformer.layers import kernel_choice
@@ -122,7 +122,7 @@ def load_data(
     config = config_lib.override(config, {'data.num_buckets': batches.num_buckets})
     config = resolve_config(config, tokens, batches.steps_per_epoch, multiple)
     if config.data.num_workers is None:
-        number = num_workers(sharding.jax_platform(mesh), os.cpu_count() or 1)
+        number = num_workers(meshes.jax_platform(mesh), os.cpu_count() or 1)
         config = config_lib.override(config, {'data.num_workers': number})
     if before is not None and began is not None:
         workdir.check_config(home, checks.settled(began), checks.settled(config), may_differ)
@@ -149,8 +149,8 @@ def row_multiple(config: Config, began: Config | None, mesh: Mesh) -> int | None
     Raises:
       UserError: the rows are not a multiple of microbatches x data-parallel size x microbatches of a pipeline.
     """
-    ways, rows = sharding.batch_ways(mesh), config.train.batch_size
-    needed = config.train.microbatches * sharding.row_multiple(mesh, config.mesh)
+    ways, rows = meshes.batch_ways(mesh), config.train.batch_size
+    needed = config.train.microbatches * meshes.row_multiple(mesh, config.mesh)
     asked = f'train.microbatches={config.train.microbatches} x the {ways} ways that the mesh splits it'
     if needed > config.train.microbatches * ways:
         asked += f', and the {config.mesh.microbatches} parts of a pipeline (mesh.microbatches)'
@@ -215,7 +215,7 @@ def resolve_config(config: Config, tokens: Tokenizers, steps_per_epoch: float, m
 
 def peak_flops(config: Config) -> float | None:
     """Returns the peak of the devices of a run together, in operations per second; None where it is not known."""
-    mesh = sharding.make_mesh(config.mesh)
+    mesh = meshes.make_mesh(config.mesh)
     each = devices.peak_flops(mesh.devices.flat[0].device_kind, config.model.dtype)
     return None if each is None else each * mesh.size
 

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 from tformer import checks, config
 from tformer.config import Config
 from tformer.data.batches import pipeline
-from tformer.distributed import sharding
+from tformer.distributed import meshes, sharding
 from tformer.errors import UserError
 from tformer.evaluation import scorer
 from tformer.lab.sweep.batched_trials import TRIALS, common, make_mesh, make_step, stack_hypers, stacked
@@ -108,7 +108,7 @@ def _train(
             return {}
         in_turns = len({data.batches.shape_order for data in opened.values()}) > 1
         slots = homes if in_turns or (transform == 'map' and jax.device_count() == 1) else list(stated)
-        mesh = sharding.make_mesh(asked) if in_turns else make_mesh(asked, len(slots))
+        mesh = meshes.make_mesh(asked) if in_turns else make_mesh(asked, len(slots))
         contexts.enter_context(sharding.placed(mesh, asked))
         first = next(iter(opened.values()))
         batch = first.batches.batch(0)
@@ -142,7 +142,7 @@ def open_all(stated: Mapping[pathlib.Path, Config], last: int | None) -> dict[pa
     for home, each in stated.items():
         with failing(home):
             before = None if last is None else checkpoint.read_metadata(home, last)
-            found = setup.load_data(each, home, sharding.make_mesh(each.mesh), before)
+            found = setup.load_data(each, home, meshes.make_mesh(each.mesh), before)
             shared = tokenizers.setdefault(found.tokenizers.fingerprint, found.tokenizers)
             found = found._replace(tokenizers=shared)
             first, other = next(iter(data.items()), (home, found))
@@ -216,7 +216,7 @@ class StackedGroup(Group):
         while True:
             made = {seed: next(feed) for seed, feed in feeds.items()}
             rows = [made[member.config.train.seed] for member in self.slots]
-            yield self._place({name: np.stack([each[name] for each in rows]) for name in rows[0]}, sharding.ROWS)
+            yield self._place({name: np.stack([each[name] for each in rows]) for name in rows[0]}, meshes.ROWS)
 
     def state_of(self, state: TrainState, member: RunRecorder) -> TrainState:
         return self._slice(state, member.index)
@@ -272,7 +272,7 @@ class GroupInTurns(StackedGroup):
         """Yields the batches of all runs."""
         feeds = [pipeline.iterate(each.data.batches, step, each.config) for each in self.slots]
         while True:
-            yield [sharding.place_batch(next(feed), self.program.mesh) for feed in feeds]
+            yield [meshes.place_batch(next(feed), self.program.mesh) for feed in feeds]
 
     def state_of(self, state: Any, member: RunRecorder) -> TrainState:
         found: TrainState = state[member.index or 0]

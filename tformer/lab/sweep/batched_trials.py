@@ -15,7 +15,7 @@ from tformer import config
 from tformer.config import Config
 from tformer.config.tasks import TASKS
 from tformer.data.batches.packing import BATCHING
-from tformer.distributed import sharding
+from tformer.distributed import meshes
 from tformer.distributed.compilers import jit
 from tformer.errors import choose
 from tformer.lab.sweep.trials import SEED, Trial
@@ -57,11 +57,11 @@ def common(stated: Config) -> Config | None:
 def make_mesh(asked: config.Mesh, count: int) -> Mesh:
     """Returns the mesh of `count` trials, with an axis of trials as large as divides both them and the devices."""
     devices = jax.devices()
-    known = math.prod(size for axis in sharding.AXES if (size := getattr(asked, axis)) != -1)
+    known = math.prod(size for axis in meshes.AXES if (size := getattr(asked, axis)) != -1)
     apart = math.gcd(count, max(len(devices) // known, 1))
     each = len(devices) // apart if -1 in dataclasses.astuple(asked) else known
-    blocks = [sharding.make_mesh(asked, devices[i * each : (i + 1) * each]).devices for i in range(apart)]
-    axes = (TRIALS, *sharding.AXES)
+    blocks = [meshes.make_mesh(asked, devices[i * each : (i + 1) * each]).devices for i in range(apart)]
+    axes = (TRIALS, *meshes.AXES)
     return Mesh(np.stack(blocks), axes, axis_types=(AxisType.Auto,) * len(axes))
 
 
@@ -82,7 +82,7 @@ def make_step(program: Program, mesh: Mesh, transform: str) -> Step:
     step = choose(TRANSFORMS, transform, '--transform')(program.step)
     if mesh.shape[TRIALS] > 1:
         step = jax.shard_map(step, mesh=mesh, in_specs=P(TRIALS), out_specs=P(TRIALS), axis_names={TRIALS})
-    return jit(step, sharding.jax_platform(mesh), donate_argnums=0, out_shardings=(stacked(program.shardings), None))
+    return jit(step, meshes.jax_platform(mesh), donate_argnums=0, out_shardings=(stacked(program.shardings), None))
 
 
 def stacked(shardings: Any) -> Any:

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.sharding import PartitionSpec
 
-from tformer.distributed.sharding import ROWS, constrain
+from tformer.distributed.meshes import ROWS
+from tformer.distributed.sharding import constrain
 from tformer.layers.parallel.few_tokens import travel
 
 NAMES = 'experts', 'embed', 'mlp'  # the logical axes of the first kernels of experts, kernel_EDF
