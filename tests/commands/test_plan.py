@@ -1,11 +1,12 @@
 """The plan of a mesh: which ones there are, which are compiled, and how they are compared."""
 
+import concurrent.futures
 import math
 
 import pytest
 
-from tformer import config, errors
-from tformer.commands import mesh_costs, plan
+from tformer import commands, config, errors
+from tformer.commands import mesh_candidates, mesh_costs, plan
 from tformer.distributed.devices import Target
 
 TPUS, NODES = Target('v5e', (4, 4)), Target('h100', (16,))
@@ -25,7 +26,11 @@ ONE = dict.fromkeys(('pipeline', 'tensor', 'context', 'expert', 'fsdp', 'data'),
 
 
 def sizes(cfg, target=TPUS, fixed=frozenset()):
-    return list(plan.candidates(cfg, target, set(fixed)))
+    return list(mesh_candidates.candidates(cfg, target, set(fixed)))
+
+
+def asked(cfg, target=TPUS, **overrides):
+    return plan.Asked('spec', {name.replace('__', '.'): str(value) for name, value in overrides.items()}, target, cfg)
 
 
 def test_every_candidate_uses_all_devices_and_divides_the_rows_heads_layers_and_experts():
@@ -57,6 +62,50 @@ def test_axes_that_are_given_keep_their_sizes():
     assert [(mesh['pipeline'], mesh['fsdp'], mesh['data'], mesh['tensor']) for mesh in found] == [
         (pipeline, 4 // pipeline, 1, 4) for pipeline in (1, 2, 4)
     ]
+    for axis in ('tensor', 'pipeline', 'expert'):
+        experts = {'num_experts': 16} if axis == 'expert' else {}
+        deep = config.override(model(num_decoder_layers=16, **experts), {f'mesh.{axis}': -1, 'mesh.data': 1})
+        assert ONE | {axis: 16} in sizes(deep, fixed={axis, 'data'})
+
+
+def test_a_mesh_over_slices_has_the_axis_that_crosses_them():
+    """Of two slices of four devices each; only that axis is slow."""
+    target = Target('v5e', (2, 2), 2)
+    found = sizes(model(), target)
+    assert found and all(mesh['data'] % 2 == 0 for mesh in found)
+    assert {mesh['fsdp'] for mesh in sizes(config.override(model(), {'mesh.dcn_axis': 'fsdp'}), target)} == {2, 4, 8}
+    mesh = ONE | {'data': 2, 'fsdp': 4}
+    gradient = 2 * 2 * 24 * (4 * 1024**2 + 3 * 1024 * 4096) / 4 / 2  # of a device, over two
+    slower = mesh_costs.expected(model(), target, mesh) - mesh_costs.expected(model(), Target('v5e', (2, 4)), mesh)
+    assert slower == pytest.approx(gradient / target.device.far_bytes - gradient / target.device.near_bytes)
+
+
+@pytest.mark.parametrize(
+    ('fields', 'line'),
+    [
+        ({'train.microbatches': 3}, r'^train\.microbatches=3 does not divide train\.batch_size=64; nearest'),
+        ({'model.num_heads': 5}, r'^model\.num_heads=5 does not divide model\.emb_dim=1024'),
+        ({'mesh.data': 0}, '^mesh: sizes must be positive'),
+        ({'mesh.expert': 2}, r'^mesh\.expert=2 splits experts, but model\.num_experts=None'),
+        ({'mesh.tensor': 32}, r'^mesh\.tensor=32 do not fit the 16 devices of v5e:4x4$'),
+        (
+            {'mesh.data': 16, 'train.batch_size': 40},
+            r'^train\.batch_size=40 is not a multiple of the rows .* divide; nearest that is: 32$',
+        ),
+    ],
+)
+def test_where_there_is_no_mesh_the_line_says_why(fields, line):
+    cfg = config.override(model(), fields)
+    with pytest.raises(errors.UserError, match=line):
+        mesh_candidates.meshes(cfg, TPUS, {name.partition('.')[2] for name in fields if name.startswith('mesh.')})
+
+
+def test_where_no_sensible_mesh_divides_others_do():
+    """One row of few tokens, whose 16 devices share heads and tokens; seven rows and three heads."""
+    assert ONE | {'tensor': 8, 'context': 2} in mesh_candidates.meshes(model(rows=1), TPUS, set())
+    odd = model(rows=7, num_heads=3, head_dim=64)
+    found = mesh_candidates.meshes(odd, Target('h100', (8,)), set())
+    assert found and all(mesh['tensor'] * mesh['context'] == 8 for mesh in found)
 
 
 def best(cfg, target):
@@ -188,14 +237,21 @@ def test_a_model_of_two_stacks_has_the_stream_of_both_lengths():
     )
 
 
+def test_a_batch_of_so_many_tokens_has_the_rows_of_its_longest():
+    mesh = ONE | {'data': 4, 'fsdp': 4}
+    tokens, rows = config.override(model(), {'data.batch_tokens': 1024 * 48 + 100}), model(rows=48)
+    assert mesh_costs.kept_bytes(tokens, mesh) == mesh_costs.kept_bytes(rows, mesh)
+    assert mesh_costs.expected(tokens, TPUS, mesh) == mesh_costs.expected(rows, TPUS, mesh)
+
+
 def test_data_alone_and_fsdp_alone_are_among_those_that_are_compiled():
     cfg = model(num_decoder_layers=24, emb_dim=8192, mlp_dim=32768, num_heads=64)
     ranked = sorted(sizes(cfg, NODES), key=lambda mesh: mesh_costs.expected(cfg, NODES, mesh))
     plain = [mesh for mesh in ranked if 16 in (mesh['data'], mesh['fsdp'])]
-    chosen = plan.first(ranked, 6)
+    chosen = mesh_candidates.first(ranked, 6)
     assert len(plain) == 2 and not [mesh for mesh in plain if mesh in ranked[:6]]
     assert chosen == ranked[:4] + plain
-    assert plan.first(ranked, 1) == ranked[:1] and plan.first(ranked, 100) == ranked
+    assert mesh_candidates.first(ranked, 1) == ranked[:1] and mesh_candidates.first(ranked, 100) == ranked
 
 
 def figures(seconds, peak, limit=100.0):
@@ -204,34 +260,50 @@ def figures(seconds, peak, limit=100.0):
     }  # fmt: skip
 
 
-def test_a_mesh_that_does_not_fit_is_tried_with_less_to_keep(monkeypatch):
+def given_peaks(monkeypatch, peak):
+    """Makes attempts of the peaks, in GiB, that a function of the overrides gives, on devices of 100; returns them."""
     tried = []
 
-    def compiled(spec, overrides, target):
+    def compiled(asked, overrides):
         tried.append(overrides)
-        peaks = {(None, None): 300.0, ('dots', None): 200.0, ('full', None): 150.0, ('full', '2'): 90.0}
-        return plan.Attempt(
-            overrides, figures(1.0, peaks[overrides.get('model.remat'), overrides.get('train.microbatches')])
-        )
+        return plan.Attempt(overrides, figures(1.0, peak(overrides)))
 
     monkeypatch.setattr(plan, 'compiled', compiled)
-    mesh = {'pipeline': 1, 'tensor': 1, 'context': 1, 'expert': 1, 'fsdp': 16, 'data': 1}
-    attempts = plan.lowered('spec', {'train.seed': '1'}, TPUS, model(), mesh)
+    return tried
+
+
+FSDP = ONE | {'fsdp': 16}
+
+
+def test_a_mesh_that_does_not_fit_is_tried_with_less_to_keep(monkeypatch):
+    peaks = {(None, None): 300.0, ('dots', None): 200.0, ('full', None): 150.0, ('full', '2'): 90.0}
+    tried = given_peaks(monkeypatch, lambda given: peaks[given.get('model.remat'), given.get('train.microbatches')])
+    attempts = plan.lowered(asked(model(), train__seed=1), FSDP)
     assert [attempt.fits for attempt in attempts] == [False, False, False, True]
     assert [given.get('model.remat') for given in tried] == [None, 'dots', 'full', 'full']
     assert [given.get('train.microbatches') for given in tried] == [None, None, None, '2']
     assert all(given['mesh.fsdp'] == '16' and given['train.seed'] == '1' for given in tried)
 
 
+def test_what_fails_for_another_reason_than_memory_is_not_tried_with_less(monkeypatch):
+    refused = plan.Attempt({}, {}, 'tformer: model.activation=star_relu is unknown')
+    monkeypatch.setattr(plan, 'compiled', lambda asked, given: refused)
+    assert plan.lowered(asked(model()), FSDP) == [refused]
+    with pytest.raises(errors.UserError, match=r'^model\.activation=star_relu is unknown$'):
+        plan.table([refused])
+    too_large = plan.Attempt({}, {}, 'tformer: v5e:4x4: the program needs 21.30G of the 15.75G that ...')
+    assert too_large.excess == pytest.approx(21.3 / 15.75) and refused.excess == 0
+
+
 def test_what_is_computed_again_is_chosen_unless_it_is_given(monkeypatch):
     """A config's own model.remat is where a recipe begins; only the command line holds it. What cannot fit by far is
     not compiled: 64 rows of 1,024 tokens of 24 layers, 100 times as wide."""
-    monkeypatch.setattr(plan, 'compiled', lambda spec, given, target: plan.Attempt(given, figures(1.0, 300.0)))
-    mesh = {'pipeline': 1, 'tensor': 1, 'context': 1, 'expert': 1, 'fsdp': 16, 'data': 1}
+    given_peaks(monkeypatch, lambda given: 300.0)
 
     def tried(overrides, **fields):
         cfg = config.override(model(**fields), {**overrides, 'train.batch_size': 16})
-        return [each.overrides.get('model.remat') for each in plan.lowered('spec', overrides, TPUS, cfg, mesh)]
+        found = plan.lowered(plan.Asked('spec', overrides, TPUS, cfg), FSDP)
+        return [each.overrides.get('model.remat') for each in found]
 
     assert tried({}) == [None, 'dots', 'full']
     assert tried({}, remat='full') == ['None', 'dots', None]
@@ -239,12 +311,27 @@ def test_what_is_computed_again_is_chosen_unless_it_is_given(monkeypatch):
     assert tried({'model.remat': 'dots'}) == ['dots']
 
 
-def test_microbatches_leave_rows_for_each_part_of_a_pipeline(monkeypatch):
-    """Of 16 rows on a device 4 stages need 4 at least: 2 and 4 microbatches are tried, and not 8."""
-    monkeypatch.setattr(plan, 'compiled', lambda spec, given, target: plan.Attempt(given, figures(1.0, 300.0)))
-    mesh = {'pipeline': 4, 'tensor': 1, 'context': 1, 'expert': 1, 'fsdp': 4, 'data': 1}
-    attempts = plan.lowered('spec', {}, TPUS, model(), mesh)
-    assert [each.overrides.get('train.microbatches') for each in attempts] == [None, None, None, '2', '4']
+@pytest.mark.parametrize(
+    ('fields', 'stages', 'numbers'),
+    [
+        ({}, 1, ['4', '8']),  # of 64 rows on a device: three times too much needs three parts or more
+        ({'train.batch_size': 768}, 1, ['3', '4', '6']),  # of 48
+        ({'train.microbatches': 2}, 1, ['8', '16']),
+        ({'data.batch_tokens': 1024 * 1000}, 1, ['4', '8']),  # of 62, which become a multiple of them
+        ({}, 4, ['4', '8']),  # of 256, four in each part
+        ({'train.batch_size': 32}, 4, []),  # of 8: two parts are too few
+    ],
+)
+def test_more_microbatches_are_tried_by_what_does_not_fit(monkeypatch, fields, stages, numbers):
+    """A step needs 300 of 100, of which 50 are there whatever their number."""
+    cfg = config.override(model(rows=1024), fields)
+    own = cfg.train.microbatches
+    given_peaks(monkeypatch, lambda given: 50 + 250 * own / int(given.get('train.microbatches', own)))
+    mesh = {f'mesh.{axis}': str(size) for axis, size in (ONE | {'fsdp': 16 // stages, 'pipeline': stages}).items()}
+    attempts = plan.fitting(asked(cfg), mesh)
+    assert [each.overrides.get('train.microbatches') for each in attempts] == [None, *numbers]
+    assert attempts[-1].fits == bool(numbers)
+    assert len(plan.fitting(asked(cfg, train__microbatches=own), mesh)) == 1
 
 
 def test_the_table_begins_with_the_fastest_that_fits_and_ends_with_its_flags():
@@ -261,7 +348,7 @@ def test_the_table_begins_with_the_fastest_that_fits_and_ends_with_its_flags():
     assert lines[4].endswith('tensor 2: does not fit: 21.30G of 15.75G')
     flags = ('train.seed=1', 'mesh.data=4', 'mesh.fsdp=4', 'model.remat=full', 'mesh.rules=fsdp')
     assert lines[-1] == ' '.join(('the fastest:', *(f'--config.{flag}' for flag in flags)))
-    with pytest.raises(errors.UserError, match='no mesh fits'):
+    with pytest.raises(errors.UserError, match=r'^no mesh that was compiled fits'):
         plan.table([large, refused])
 
 
@@ -272,22 +359,61 @@ def test_the_flags_undo_what_the_config_splits():
     assert line == 'the fastest: --config.train.seed=1 --config.mesh.data=16 --config.mesh.fsdp=1'
 
 
-def test_the_fastest_mesh_is_compiled_with_each_other_kernel_that_serves_the_model():
-    def tried(cfg, overrides=(), target=TPUS, peak=90.0, **mesh):
-        given = {'mesh.fsdp': '8', **{f'mesh.{axis}': size for axis, size in mesh.items()}}
-        found = plan.variants(cfg, target, dict(overrides), plan.Attempt(given, figures(1.0, peak)))
-        assert all(each.items() >= given.items() and len(each) == len(given) + 1 for each in found)
-        names = ('model.attention_kernel', 'train.loss_chunk', 'mesh.rules')
-        return [each[name] for each in found for name in names if name in each]
+def test_the_fastest_mesh_is_compiled_with_each_other_choice():
+    def tried(cfg, target=TPUS, tensor='1', pipeline='1', **overrides):
+        given = {'mesh.fsdp': '8', 'mesh.tensor': tensor, 'mesh.pipeline': pipeline}
+        found = plan.variants(asked(cfg, target, **overrides), given)
+        assert all(len(each) == 1 for each in found)
+        return [value for each in found for value in each.values()]
 
-    assert tried(model(vocab_size=32)) == ['mosaic', 'chunked', 'reference']
-    assert tried(model(vocab_size=32), target=NODES) == ['triton', 'chunked', 'reference']
-    assert tried(model(vocab_size=32, attention_softcap=50.0), target=NODES) == ['chunked', 'reference']  # not cuDNN
-    assert tried(model(vocab_size=32, attention_kernel='reference')) == ['flash', 'mosaic', 'chunked']
-    assert tried(model()) == ['mosaic', 'chunked', 'reference', 'None']  # logits of a row are 125 MiB
-    assert tried(model(), {'model.attention_kernel': 'auto'}) == ['None']
-    given = {'model.attention_kernel': 'auto', 'train.loss_chunk': '64'}
-    assert tried(model(), given) == []
-    assert tried(model(), given, tensor='2') == ['fsdp_tp_sp']
-    assert tried(model(), given | {'mesh.rules': 'fsdp_tp'}, tensor='2') == []
-    assert tried(model(), peak=300.0) == []
+    kept = {'model__remat': 'None'}
+    assert tried(model(vocab_size=32)) == ['dots', 'full', 'mosaic', 'chunked', 'reference']
+    assert tried(model(vocab_size=32, remat='dots'))[:2] == ['None', 'full']
+    assert tried(model(vocab_size=32), NODES, **kept) == ['triton', 'chunked', 'reference', 'False']
+    assert tried(model(vocab_size=32, num_decoder_layers=96), NODES, **kept)[-1] == 'reference'  # too many to unroll
+    assert tried(model(vocab_size=32, num_decoder_layers=96), NODES, pipeline='2', **kept)[-1] == 'False'
+    assert tried(model(vocab_size=32, scan_layers=False), NODES, **kept)[-1] == 'reference'
+    assert tried(model(vocab_size=32, attention_softcap=50.0), NODES, **kept)[0] == 'chunked'  # not cuDNN
+    assert tried(model(vocab_size=32, attention_kernel='reference'), **kept) == ['flash', 'mosaic', 'chunked']
+    assert tried(model(), **kept) == ['mosaic', 'chunked', 'reference', 'None']  # logits of a row are 125 MiB
+    assert tried(model(), model__attention_kernel='auto', **kept) == ['None']
+    held = {**kept, 'model__attention_kernel': 'auto', 'train__loss_chunk': 64}
+    assert tried(model(), **held) == []
+    assert tried(model(), tensor='2', **held) == ['fsdp_tp_sp']
+    assert tried(model(), tensor='2', **held, mesh__rules='fsdp_tp') == []
+
+
+def test_choices_that_are_faster_are_made_together_while_that_is_faster(monkeypatch):
+    """Scanned layers cost 0.3 s, logits in chunks 0.1; to keep nothing saves 0.2, but not where layers are not scanned.
+    A kernel is slower. The third round has one choice, which is slower."""
+    times = []
+
+    def compiled(asked, given):
+        scanned, full = given.get('model.scan_layers') != 'False', given.get('model.remat') == 'full'
+        seconds = 1 + 0.3 * scanned + 0.1 * (given.get('train.loss_chunk') != 'None')
+        seconds += (-0.2 if scanned else 0.2) * full + 0.5 * ('model.attention_kernel' in given)
+        times.append((round(seconds, 2), scanned, full))
+        peak = 150.0 if given.get('model.remat') == 'None' and 'train.microbatches' not in given else 90.0
+        return plan.Attempt(given, figures(seconds, peak))
+
+    monkeypatch.setattr(plan, 'compiled', compiled)
+    given = {'mesh.fsdp': '16', 'model.remat': 'dots', 'train.microbatches': '2', 'train.seed': '1'}
+    cfg = asked(model(), NODES, train__seed=1)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        found = plan.improved(cfg, plan.Attempt(given, figures(1.4, 90.0)), pool)
+        assert plan.improved(cfg, plan.Attempt(given, figures(1.4, 190.0)), pool) == []
+    best = min(found, key=plan.rank)
+    assert best.overrides == {**given, 'model.scan_layers': 'False', 'train.loss_chunk': 'None'}
+    assert best.seconds == pytest.approx(1.0) and len(found) == len(times)
+    first, second, third = times[:8], times[8:10], times[10:]
+    assert [seconds for seconds, *_ in first] == [1.4, 1.4, 1.2, 1.9, 1.9, 1.9, 1.3, 1.1]  # None: more microbatches
+    assert sorted(second) == [(1.0, False, False), (1.3, False, True)] and third == []
+    assert [each.overrides.get('train.microbatches') for each in found[:3]] == [None, '2', None]
+
+
+@pytest.mark.parametrize('given', ['--most=0', '--jobs=-1'])
+def test_numbers_of_meshes_and_processes_are_positive(given):
+    flags = commands.COMMANDS['plan'].flag_values()
+    flags(['tformer', '--device=h100:8', '--config=configs/gpt2.py', given])
+    with pytest.raises(errors.UserError, match=f'^{given} must be at least 1$'):
+        plan.run([], {}, flags)

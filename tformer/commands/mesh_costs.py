@@ -30,11 +30,11 @@ def expected(config: Config, target: Target, mesh: dict[str, int]) -> float:
     model, device, width = config.model, target.device, config.model.emb_dim
     size = NUMBERS[model.dtype]
     attention, experts = 4 * width * width, 3 * width * model.mlp_dim
-    weights = sum(_depths(config)) * (attention + experts * (model.num_experts or 1))
-    used = sum(_depths(config)) * (attention + experts * _computed(config))
+    weights = sum(depths(config)) * (attention + experts * (model.num_experts or 1))
+    used = sum(depths(config)) * (attention + experts * _computed(config))
     own = weights / (mesh['tensor'] * mesh['pipeline'] * mesh['expert'])
     held = own + (model.vocab_size or 0) * width / mesh['tensor']
-    rows = config.train.batch_size / (mesh['data'] * mesh['fsdp'] * mesh['expert'])
+    rows = num_rows(config) / (mesh['data'] * mesh['fsdp'] * mesh['expert'])
     stream = rows * _numbers_of_a_row(config) / mesh['context'] / mesh['pipeline']
     keys = stream * mesh['context'] / mesh['tensor'] * (model.num_kv_heads or model.num_heads) / model.num_heads
     stages, parts = mesh['pipeline'], _parts(config, mesh)
@@ -50,18 +50,19 @@ def expected(config: Config, target: Target, mesh: dict[str, int]) -> float:
     near, sent = 1, {}
     for axis, amount in costs.items():
         near *= mesh[axis]
-        speed = device.near_bytes if near <= device.near else device.far_bytes
+        far = near > device.near or (target.slices > 1 and axis == config.mesh.dcn_axis)
+        speed = device.far_bytes if far else device.near_bytes
         sent[axis] = amount * (1 - 1 / mesh[axis]) / speed
-    each = config.train.batch_size / target.count / device.flops['bfloat16']
+    each = num_rows(config) / target.count / device.flops['bfloat16']
     products = 6 * used * config.data.length * each
     if device.platform == 'cuda':  # a GPU gathers while it multiplies
         sent['fsdp'] = max(sent['fsdp'] - products, 0)
-    causal = _depths(config)[1] * width * config.data.length**2  # what a ring computes of it in vain, behind the mask
+    causal = depths(config)[1] * width * config.data.length**2  # what a ring computes of it in vain, behind the mask
     unseen = 9 * causal * each if mesh['context'] > 1 else 0
     read, updated = 3 * 4 * own * ticks, UPDATED[device.platform] * held / mesh['fsdp']
     empty = stream / width * model.mlp_dim / mesh['tensor'] * (_slots(config, mesh['expert']) - _computed(config))
     moved = (read + updated + UNSPLIT * stream + SLOT[device.platform] * empty) / device.bandwidth
-    layers = sum(_depths(config)) / stages * parts  # that a device computes, one part of its rows at a time
+    layers = sum(depths(config)) / stages * parts  # that a device computes, one part of its rows at a time
     waits = max(LAYER * layers - products - UNSPLIT * stream / device.bandwidth, 0)
     idle = (products + unseen) * (stages - 1) / parts + waits * ticks / parts
     state = 16 * held / mesh['fsdp']
@@ -90,10 +91,16 @@ def _parts(config: Config, mesh: dict[str, int]) -> int:
     if mesh['pipeline'] == 1:
         return 1
     schedule = Schedule(config.mesh.microbatches, config.mesh.pipeline_repeats)
-    return schedule.parts_of(config.train.batch_size, AbstractMesh(tuple(mesh.values()), tuple(mesh)))
+    return schedule.parts_of(num_rows(config), AbstractMesh(tuple(mesh.values()), tuple(mesh)))
 
 
-def _depths(config: Config) -> tuple[int, int]:
+def num_rows(config: Config) -> int:
+    """Returns the rows of a batch; with data.batch_tokens of its longest, as `inspect` has them."""
+    tokens = config.data.batch_tokens
+    return config.train.batch_size if tokens is None else max(tokens // config.data.length, 1)
+
+
+def depths(config: Config) -> tuple[int, int]:
     """Returns the layers of the encoder and of the decoder that a model has."""
     model = config.model
     return model.num_encoder_layers * (model.family != 'decoder'), model.num_decoder_layers * (
@@ -103,7 +110,7 @@ def _depths(config: Config) -> tuple[int, int]:
 
 def _numbers_of_a_row(config: Config) -> float:
     """Returns the size of a row's residual stream, that of all layers together."""
-    encoder, decoder = _depths(config)
+    encoder, decoder = depths(config)
     lengths = encoder * (config.data.encoder_length or config.data.length), decoder * config.data.length
     return sum(lengths) * config.model.emb_dim
 
@@ -112,5 +119,5 @@ def kept_bytes(config: Config, mesh: dict[str, int]) -> float:
     """Returns about what a device keeps for the backward pass if nothing is computed again, besides attention's scores:
     17 numbers of the stream's width for each token and layer (Korthikanti et al. 2023, eq. 1 and section 5)."""
     size = NUMBERS[config.model.dtype]
-    rows = config.train.batch_size / config.train.microbatches
+    rows = num_rows(config) / config.train.microbatches
     return 17 * size * rows * _numbers_of_a_row(config) / math.prod(mesh.values())

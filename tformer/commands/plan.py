@@ -5,28 +5,28 @@
 Meshes that fit the model, the batch and the devices are compared by the bytes that they keep, move and send, and by how
 long they wait; the best are compiled by the devices' own compiler, some at a time, and `data` alone and `fsdp` alone
 are among them. Each is compiled with as much to keep as fits: model.remat None, dots, full, then more
-train.microbatches. The fastest mesh is compiled with the other attention kernels that serve the model there, too,
-where its logits are computed in chunks with all at once, and where it has an axis `tensor` with sequence parallelism.
-The table is sorted by the estimated seconds of a step, and its last line gives the flags of the fastest. The fields of
-config.mesh, model.remat, model.attention_kernel and train.loss_chunk that are given on the command line stay as they
-are.
+train.microbatches. The fastest mesh is compiled with one other choice each, too: the other values of model.remat, the
+other attention kernels that serve the model there, all logits at once where they are computed in chunks, on GPUs layers
+that are not scanned, and sequence parallelism where it has an axis `tensor`; each with as many train.microbatches as it
+needs. The fastest of them is compiled with the others that are faster, until none is. The table is sorted by the
+estimated seconds of a step, and its last line gives the flags of the fastest. Of all these fields those that are given
+on the command line stay as they are.
 """
 
 import concurrent.futures
 import dataclasses
-import itertools
 import json
 import math
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from tformer import checks, commands
-from tformer import config as config_lib
-from tformer.commands.mesh_costs import expected, kept_bytes
+from tformer.commands.mesh_candidates import first, meshes
+from tformer.commands.mesh_costs import depths, expected, kept_bytes, num_rows
 from tformer.config import AXES, Config
 from tformer.distributed import devices
 from tformer.distributed.devices import Target
@@ -42,12 +42,24 @@ FLAGS = {
 }
 ENVIRONMENT = {'TF_CPP_MIN_LOG_LEVEL': '2'}
 
-MOST = 8  # along `tensor`, whose products get too small; along `pipeline`, whose stages wait; along `context`
-MOST_EXPERT = 32
-LONG = 8192  # tokens of a row from which it may be split
 REMATS = (None, 'dots', 'full')  # what is kept for the backward pass, from the most
+UNROLLED = 48  # layers of a GPU that are compiled one by one at most
 # What is chosen beside the mesh's axes.
-CHOICES = ('model.remat', 'train.microbatches', 'model.attention_kernel', 'train.loss_chunk', 'mesh.rules')
+CHOICES = (
+    *('model.remat', 'train.microbatches', 'model.attention_kernel', 'train.loss_chunk', 'model.scan_layers'),
+    'mesh.rules',
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """What a plan is made for."""
+
+    spec: str  # of the config's file
+    overrides: dict[str, str]  # those that are given, which stay as they are
+    target: Target
+    config: Config
+    extensions: Sequence[str] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,8 +73,16 @@ class Attempt:
     @property
     def fits(self) -> bool:
         """Whether a device has the memory that it needs."""
-        limit = self.figures.get('memory_bytes')
-        return bool(self.figures) and (limit is None or self.figures['peak_bytes'] <= limit)
+        return bool(self.figures) and self.excess <= 1
+
+    @property
+    def excess(self) -> float:
+        """How many times a device's memory it needs; 0 where it failed for another reason, or the memory is unknown."""
+        if self.figures:
+            peak, limit = self.figures['peak_bytes'], self.figures.get('memory_bytes')
+            return float(peak / limit) if limit else 0.0
+        needed = re.search(r'needs ([\d.]+)G of the ([\d.]+)G', self.refused)
+        return float(needed[1]) / float(needed[2]) if needed else 0.0
 
     @property
     def seconds(self) -> float:
@@ -75,110 +95,130 @@ def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) 
     spec, target = commands.needed(flags, 'config'), Target.parse(commands.needed(flags, 'device'))
     if not target.device.flops:
         raise UserError(f'--device={target}: no peaks of a {target.device.name} are known; inspect shows its memory')
+    for name in ('most', 'jobs'):
+        number: int | None = flags[name].value
+        if number is not None and number < 1:
+            raise UserError(f'--{name}={number} must be at least 1')
     devices.prepare(target.device.platform)
     config = checks.load(spec, overrides)
-    fixed = {axis for axis in AXES if f'mesh.{axis}' in overrides}
-    meshes = sorted(candidates(config, target, fixed), key=lambda mesh: expected(config, target, mesh))
-    if not meshes:
-        raise UserError(f'no mesh of {target.count:,} devices divides the rows and the heads of this config')
-    chosen = first(meshes, flags.most)
-    print(f'{len(meshes)} meshes fit; compiling {len(chosen)} for {target} ...', file=sys.stderr, flush=True)
-    jobs = flags.jobs or os.cpu_count() or 1
-    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        tried = list(pool.map(lambda mesh: lowered(spec, overrides, target, config, mesh), chosen))
-        attempts = [attempt for found in tried for attempt in found]
-        others = variants(config, target, overrides, min(attempts, key=rank))
-        attempts += pool.map(lambda given: compiled(spec, given, target), others)
+    asked = Asked(spec, overrides, target, config, flags.extensions)
+    found = meshes(config, target, {axis for axis in AXES if f'mesh.{axis}' in overrides})
+    chosen = first(sorted(found, key=lambda mesh: expected(config, target, mesh)), flags.most)
+    count = f'{len(found)} mesh{"es" * (len(found) > 1)} fit{"s" * (len(found) == 1)}'
+    print(f'{count}; compiling {len(chosen)} for {target} ...', file=sys.stderr, flush=True)
+    with concurrent.futures.ThreadPoolExecutor(flags.jobs or os.cpu_count() or 1) as pool:
+        attempts = [each for tried in pool.map(lambda mesh: lowered(asked, mesh), chosen) for each in tried]
+        attempts += improved(asked, min(attempts, key=rank), pool)
     unsplit = {f'mesh.{axis}' for axis in AXES if getattr(config.mesh, axis) == 1} - overrides.keys()
-    print(table(attempts, unsplit))
-
-
-# ------------------------------------------------------------------------------------------------ which meshes
-def candidates(config: Config, target: Target, fixed: set[str]) -> Iterator[dict[str, int]]:
-    """Yields the sizes of meshes over all devices that the config allows; axes in `fixed` keep their sizes."""
-    model, count = config.model, target.count
-    divisors = [size for size in range(1, MOST_EXPERT + 1) if count % size == 0]
-    few = [size for size in divisors if size <= MOST]
-    splits = {
-        'pipeline': [1] if model.recurrence or model.layer_sharing else few,
-        'tensor': [size for size in few if model.num_heads % size == 0],
-        'context': few if config.data.length >= LONG and not model.recurrence else [1],
-        'expert': [size for size in divisors if (model.num_experts or 1) % size == 0],
-    }
-    splits |= {axis: [getattr(config.mesh, axis)] for axis in fixed & splits.keys()}
-    for sizes in itertools.product(*splits.values()):
-        mesh = dict(zip(splits, sizes, strict=True))
-        left, odd = divmod(count, math.prod(sizes))
-        if odd or not left:
-            continue
-        for fsdp in (size for size in range(1, left + 1) if left % size == 0):
-            mesh |= {'fsdp': fsdp, 'data': left // fsdp}
-            kept = all(getattr(config.mesh, axis) in (mesh[axis], -1) for axis in fixed)
-            if kept and _allowed(config, mesh):
-                yield dict(mesh)
-
-
-def _allowed(config: Config, mesh: dict[str, int]) -> bool:
-    try:
-        checks.check(config_lib.override(config, {f'mesh.{axis}': size for axis, size in mesh.items()}))
-    except UserError:
-        return False
-    ways = mesh['data'] * mesh['fsdp'] * mesh['expert'] * mesh['pipeline'] * config.train.microbatches
-    return config.data.batch_tokens is not None or config.train.batch_size % ways == 0
-
-
-def first(meshes: list[dict[str, int]], most: int) -> list[dict[str, int]]:
-    """Returns the meshes to compile, of the sorted ones: the best, and those of `data` or `fsdp` alone."""
-    plain = [mesh for mesh in meshes if math.prod(mesh.values()) in (mesh['data'], mesh['fsdp'])]
-    chosen = [*meshes[: max(most - len(plain), 1)], *plain, *meshes]
-    return [mesh for number, mesh in enumerate(chosen) if mesh not in chosen[:number]][:most]
+    extensions = [f'--extensions={",".join(flags.extensions)}'] if flags.extensions else []
+    print(' '.join([table(attempts, unsplit), *extensions]))
 
 
 # ------------------------------------------------------------------------------------------------ how fast they are
-def lowered(
-    spec: str, overrides: dict[str, str], target: Target, config: Config, mesh: dict[str, int]
-) -> list[Attempt]:
+def lowered(asked: Asked, mesh: dict[str, int]) -> list[Attempt]:
     """Returns the attempts at a mesh, each of which keeps less than the one before; the last one fits, if any does."""
-    given = overrides | {f'mesh.{axis}': str(size) for axis, size in mesh.items()}
+    config, memory = asked.config, asked.target.device.memory
+    given = asked.overrides | {f'mesh.{axis}': str(size) for axis, size in mesh.items()}
     steps: list[dict[str, str]] = [{}]
-    if 'model.remat' not in overrides:
-        kept = [remat for remat in REMATS if remat is not None or kept_bytes(config, mesh) < 1.5 * target.device.memory]
+    if 'model.remat' not in asked.overrides:
+        kept = [remat for remat in REMATS if remat is not None or kept_bytes(config, mesh) < 1.5 * memory]
         steps = [{} if remat == config.model.remat else {'model.remat': str(remat)} for remat in kept]
-    rows = config.train.batch_size // math.prod(mesh[axis] for axis in ('data', 'fsdp', 'expert'))
-    parts = config.train.microbatches
-    if config.data.batch_tokens is None:
-        more = [number for number in (2, 4, 8) if rows % (parts * number * mesh['pipeline']) == 0]
-        steps += [steps[-1] | {'train.microbatches': str(parts * number)} for number in more]
     attempts: list[Attempt] = []
-    for step in steps:
-        attempts.append(compiled(spec, given | step, target))
-        if attempts[-1].fits:
+    for step in steps[:-1]:
+        attempts.append(compiled(asked, given | step))
+        if attempts[-1].excess <= 1:
+            return attempts
+    return attempts + fitting(asked, given | steps[-1])
+
+
+def fitting(asked: Asked, overrides: dict[str, str]) -> list[Attempt]:
+    """Returns the attempts at a config, each with more microbatches than the one before; the last one fits, if any
+    does.
+
+    What microbatches share is in memory once, whatever their number, so that twice the memory needs twice as many at
+    least: numbers between are left out.
+    """
+    attempts = [compiled(asked, overrides)]
+    number = int(overrides.get('train.microbatches', asked.config.train.microbatches))
+    for more in microbatches(asked, overrides):
+        excess = attempts[-1].excess
+        if excess <= 1:
             break
+        if more >= excess * number:
+            number = more
+            attempts.append(compiled(asked, overrides | {'train.microbatches': str(more)}))
     return attempts
 
 
-def variants(config: Config, target: Target, overrides: dict[str, str], best: Attempt) -> list[dict[str, str]]:
-    """Returns the overrides of `best`, the fastest attempt, with one more each: another attention kernel that serves
-    the model, all logits at once, or sequence parallelism; none if it does not fit."""
-    model = config.model
-    more: list[dict[str, str]] = []
-    if not best.fits:
+def microbatches(asked: Asked, overrides: dict[str, str]) -> list[int]:
+    """Returns the numbers of microbatches that the config may have besides its own, the smallest first."""
+    if 'train.microbatches' in asked.overrides:
         return []
-    if 'model.attention_kernel' not in overrides and model.recurrence is None:
-        own, needs = kernel_choice.pick(model, target.jax_platform), kernel_choice.needs(model)
-        names = (*kernel_choice.BEST.get(target.jax_platform, ()), 'reference')
-        able = [name for name in names if kernel_choice.unserved(name, needs, target.jax_platform) is None]
-        more += [{'model.attention_kernel': name} for name in able if name != own]
-    if 'train.loss_chunk' not in overrides and loss_chunk(config) is not None:
+    mesh = {axis: int(overrides.get(f'mesh.{axis}', '1')) for axis in AXES}
+    stages = math.lcm(mesh['pipeline'], asked.config.mesh.microbatches or 1) if mesh['pipeline'] > 1 else 1
+    rows = num_rows(asked.config) // math.prod(mesh[axis] for axis in ('data', 'fsdp', 'expert')) // stages
+    own = int(overrides.get('train.microbatches', asked.config.train.microbatches))
+    if asked.config.data.batch_tokens is not None:  # whose rows become a multiple of them
+        return [own * 2**power for power in range(1, max(rows // own, 1).bit_length())]
+    return [number for number in range(2 * own, rows + 1, own) if rows % number == 0]
+
+
+def improved(asked: Asked, best: Attempt, pool: concurrent.futures.Executor) -> list[Attempt]:
+    """Returns the attempts at other choices than those of `best`, the fastest mesh, if it fits.
+
+    Each is made alone first. Of those that are faster the fastest is taken, and the others are made beside it, until
+    none is faster.
+    """
+    attempts: list[Attempt] = []
+    changes = variants(asked, best.overrides) if best.fits else []
+    while changes:
+        tried = list(pool.map(lambda change, best=best: fitting(asked, changed(asked, best, change)), changes))
+        attempts += [attempt for found in tried for attempt in found]
+        faster = sorted(
+            (rank(found[-1]), number) for number, found in enumerate(tried) if found[-1].seconds < best.seconds
+        )
+        if not faster:
+            break
+        best, taken = tried[faster[0][1]][-1], changes[faster[0][1]].keys()
+        changes = [changes[number] for _, number in faster if not changes[number].keys() & taken]
+    return attempts
+
+
+def changed(asked: Asked, best: Attempt, change: dict[str, str]) -> dict[str, str]:
+    """Returns the overrides of an attempt with one other choice; what is kept decides the number of microbatches."""
+    anew = {'train.microbatches'} - asked.overrides.keys() if 'model.remat' in change else set()
+    return {name: value for name, value in best.overrides.items() if name not in anew} | change
+
+
+def variants(asked: Asked, given: dict[str, str]) -> list[dict[str, str]]:
+    """Returns the choices that can be made otherwise than `given`, the overrides of an attempt, each of one field."""
+    config, platform = asked.config, asked.target.jax_platform
+    model = config.model
+    now = given.get('model.remat', str(model.remat))
+    more = [{'model.remat': str(remat)} for remat in REMATS if str(remat) != now]
+    if model.recurrence is None:
+        picked, needs = kernel_choice.pick(model, platform), kernel_choice.needs(model)
+        names = (*kernel_choice.BEST.get(platform, ()), 'reference')
+        able = [name for name in names if kernel_choice.unserved(name, needs, platform) is None]
+        more += [{'model.attention_kernel': name} for name in able if name != picked]
+    if loss_chunk(config) is not None:
         more.append({'train.loss_chunk': 'None'})
-    if 'mesh.rules' not in overrides and best.overrides.get('mesh.tensor', '1') != '1':
+    if platform == 'gpu' and model.scan_layers and _layers(asked, given) <= UNROLLED:
+        more.append({'model.scan_layers': 'False'})
+    if given.get('mesh.tensor', '1') != '1':
         more += [{'mesh.rules': rules} for rules in ('fsdp_tp', 'fsdp_tp_sp') if rules != config.mesh.rules]
-    return [best.overrides | each for each in more]
+    return [change for change in more if not change.keys() & asked.overrides.keys()]
 
 
-def compiled(spec: str, overrides: dict[str, str], target: Target) -> Attempt:
+def _layers(asked: Asked, given: dict[str, str]) -> int:
+    """Returns how many layers a device computes."""
+    return sum(depths(asked.config)) // int(given.get('mesh.pipeline', '1'))
+
+
+def compiled(asked: Asked, overrides: dict[str, str]) -> Attempt:
     """Returns the figures of a config's train step, compiled in a process of its own."""
-    command = [sys.executable, '-m', 'tformer', 'inspect', '--json', f'--device={target}', f'--config={spec}']
+    command = [sys.executable, '-m', 'tformer', 'inspect', '--json', f'--device={asked.target}']
+    command += [f'--config={asked.spec}', *(f'--extensions={path}' for path in [','.join(asked.extensions)] if path)]
     command += [f'--config.{name}={value}' for name, value in overrides.items()]
     ran = subprocess.run(command, capture_output=True, text=True)
     if ran.stdout.startswith('{'):  # also where it does not fit
@@ -207,7 +247,13 @@ def table(attempts: list[Attempt], unsplit: Collection[str] = ()) -> str:
     lines += [row(attempt) for attempt in ranked]
     if not ranked[0].fits:
         print('\n'.join(lines))
-        raise UserError('no mesh fits these devices; the table above says by how much')
+        unfit = [attempt for attempt in attempts if attempt.excess > 1]
+        if not unfit:
+            raise UserError(ranked[0].refused.removeprefix('tformer: '))
+        raise UserError(
+            'no mesh that was compiled fits these devices; the table above says by how much: a smaller '
+            'train.batch_size, or more devices, may'
+        )
     given = ranked[0].overrides.items()
     flags = ' '.join(f'--config.{name}={value}' for name, value in given if name not in unsplit or value != '1')
     return '\n'.join([*lines, '', f'the fastest: {flags}'])
@@ -221,12 +267,12 @@ def row(attempt: Attempt) -> str:
     words = ', '.join(named) or 'one device'
     if not attempt.figures:
         needs = re.search(r'needs (\S+) of the (\S+)', attempt.refused)
-        why = f'does not fit: {needs[1]} of {needs[2]}' if needs else attempt.refused
+        why = f'does not fit: {needs[1]} of {needs[2]}' if needs else attempt.refused.removeprefix('tformer: ')
         return f'{"":>9} {"":>6} {"":>10}  {"":>9}  {words}: {why}'
     figures = attempt.figures
     step = figures['seconds']['step']
     sent = sum(found['bytes'] for found in figures['collectives']) / 2**30
     peak = f'{figures["peak_bytes"] / 2**30:.2f}' + ('' if attempt.fits else '!')
     return f'{step:>9.3g} {figures["mfu"]:>6.1%} {peak:>10}  {sent:>9.2f}  {words}' + (
-        '' if attempt.fits else ': does not fit'
+        '' if attempt.fits else f': does not fit {figures["memory_bytes"] / 2**30:.2f} GiB'
     )
