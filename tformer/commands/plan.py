@@ -15,6 +15,7 @@ on the command line stay as they are.
 
 import concurrent.futures
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -60,6 +61,7 @@ class Asked:
     target: Target
     config: Config
     extensions: Sequence[str] = ()
+    done: dict[frozenset[tuple[str, str]], 'Attempt'] = dataclasses.field(default_factory=dict)  # by overrides
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,11 +109,11 @@ def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) 
     count = f'{len(found)} mesh{"es" * (len(found) > 1)} fit{"s" * (len(found) == 1)}'
     print(f'{count}; compiling {len(chosen)} for {target} ...', file=sys.stderr, flush=True)
     with concurrent.futures.ThreadPoolExecutor(flags.jobs or os.cpu_count() or 1) as pool:
-        attempts = [each for tried in pool.map(lambda mesh: lowered(asked, mesh), chosen) for each in tried]
-        attempts += improved(asked, min(attempts, key=rank), pool)
+        tried = list(pool.map(functools.partial(lowered, asked), chosen))
+        improved(asked, min((attempts[-1] for attempts in tried), key=rank), pool)
     unsplit = {f'mesh.{axis}' for axis in AXES if getattr(config.mesh, axis) == 1} - overrides.keys()
     extensions = [f'--extensions={",".join(flags.extensions)}'] if flags.extensions else []
-    print(' '.join([table(attempts, unsplit), *extensions]))
+    print(' '.join([table(list(asked.done.values()), unsplit), *extensions]))
 
 
 # ------------------------------------------------------------------------------------------------ how fast they are
@@ -163,25 +165,23 @@ def microbatches(asked: Asked, overrides: dict[str, str]) -> list[int]:
     return [number for number in range(2 * own, rows + 1, own) if rows % number == 0]
 
 
-def improved(asked: Asked, best: Attempt, pool: concurrent.futures.Executor) -> list[Attempt]:
-    """Returns the attempts at other choices than those of `best`, the fastest mesh, if it fits.
+def improved(asked: Asked, best: Attempt, pool: concurrent.futures.Executor) -> Attempt:
+    """Returns the fastest attempt at the mesh of `best`, if that fits, by other choices than its own.
 
     Each is made alone first. Of those that are faster the fastest is taken, and the others are made beside it, until
     none is faster.
     """
-    attempts: list[Attempt] = []
     changes = variants(asked, best.overrides) if best.fits else []
     while changes:
-        tried = list(pool.map(lambda change, best=best: fitting(asked, changed(asked, best, change)), changes))
-        attempts += [attempt for found in tried for attempt in found]
-        faster = sorted(
-            (rank(found[-1]), number) for number, found in enumerate(tried) if found[-1].seconds < best.seconds
-        )
+        given = [changed(asked, best, change) for change in changes]
+        tried = [found[-1] for found in pool.map(functools.partial(fitting, asked), given)]
+        both = sorted(zip(tried, changes, strict=True), key=lambda pair: rank(pair[0]))
+        faster = [(attempt, change) for attempt, change in both if attempt.seconds < best.seconds]
         if not faster:
             break
-        best, taken = tried[faster[0][1]][-1], changes[faster[0][1]].keys()
-        changes = [changes[number] for _, number in faster if not changes[number].keys() & taken]
-    return attempts
+        best, taken = faster[0]
+        changes = [change for _, change in faster if not change.keys() & taken.keys()]
+    return best
 
 
 def changed(asked: Asked, best: Attempt, change: dict[str, str]) -> dict[str, str]:
@@ -216,7 +216,10 @@ def _layers(asked: Asked, given: dict[str, str]) -> int:
 
 
 def compiled(asked: Asked, overrides: dict[str, str]) -> Attempt:
-    """Returns the figures of a config's train step, compiled in a process of its own."""
+    """Returns the figures of a config's train step, compiled in a process of its own, once."""
+    key = frozenset(overrides.items())
+    if key in asked.done:
+        return asked.done[key]
     command = [sys.executable, '-m', 'tformer', 'inspect', '--json', f'--device={asked.target}']
     command += [f'--config={asked.spec}', *(f'--extensions={path}' for path in [','.join(asked.extensions)] if path)]
     command += [f'--config.{name}={value}' for name, value in overrides.items()]
@@ -226,7 +229,7 @@ def compiled(asked: Asked, overrides: dict[str, str]) -> Attempt:
     else:
         attempt = Attempt(overrides, {}, (ran.stderr.strip().splitlines() or [f'exit code {ran.returncode}'])[-1])
     print(f'  {row(attempt)}', file=sys.stderr, flush=True)
-    return attempt
+    return asked.done.setdefault(key, attempt)
 
 
 def rank(attempt: Attempt) -> tuple[float, float]:
