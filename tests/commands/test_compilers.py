@@ -120,7 +120,8 @@ def made(*layouts):
     code = (
         'import sys\nfrom tformer.distributed import devices\nfrom tformer.commands import dry_run\n'
         'from tformer.errors import UserError\ndry_run.pretend(1)\ndevices.prepare("tpu")\n'
-        'for layout in sys.argv[1:]:\n    try:\n        print(len(devices.Target.parse(layout).devices()))\n'
+        'for layout in sys.argv[1:]:\n    kind, _, sizes = layout.partition(":")\n'
+        '    try:\n        print(len(devices.Target(kind, tuple(map(int, sizes.split("x")))).devices()))\n'
         '    except UserError as error:\n        print(error)\n'
     )
     if not devices.folder('tpu').is_dir():

@@ -1,5 +1,8 @@
 """The command line of every command: any flags are parsed, helped or refused in a line that names the nearest flag."""
 
+import os
+import types
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -112,3 +115,25 @@ def test_help_prints_every_flag(name: str, capsys: pytest.CaptureFixture[str]) -
         command_line.parse(['tformer', name, '--help'])
     said = capsys.readouterr().out
     assert ended.value.code == 0 and all(f'--{flag}' in said for flag in commands.COMMANDS[name].flags)
+
+
+@pytest.mark.parametrize(
+    ('name', 'told', 'taken'),
+    [
+        ('train', {}, '0.95'),
+        ('train', {'XLA_PYTHON_CLIENT_MEM_FRACTION': '0.5'}, None),
+        ('train', {'XLA_CLIENT_MEM_FRACTION': '0.5'}, '0.5'),
+        ('sweep', {}, None),  # its trials share GPUs, each with its part
+    ],
+)
+def test_a_process_takes_a_gpu_unless_it_is_told_how_much(monkeypatch, name, told, taken) -> None:
+    for variable in ('XLA_PYTHON_CLIENT_MEM_FRACTION', 'XLA_CLIENT_MEM_FRACTION'):
+        monkeypatch.setenv(variable, '')
+        monkeypatch.delenv(variable)
+    for variable, value in told.items():
+        monkeypatch.setenv(variable, value)
+    monkeypatch.setattr(commands.importlib, 'import_module', lambda _: types.SimpleNamespace(run=lambda *_: None))
+    flags = commands.COMMANDS[name].flag_values()
+    flags(['tformer'])
+    commands.COMMANDS[name].run([], {}, flags)
+    assert os.environ.get('XLA_CLIENT_MEM_FRACTION') == taken

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tformer.commands import failures
+from tformer.commands import failures, take_gpu_memory
 from tformer.config import extensions
 from tformer.errors import UserError
 from tformer.training import program_cache
@@ -32,6 +32,7 @@ def serve(train: Train) -> None:
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
     os.dup2(2, 1)
+    take_gpu_memory()
     program_cache.keep()
     first = None
     for number, line in enumerate(jobs, start=1):

@@ -123,6 +123,8 @@ class Target:
         slices = int(found[2] or 1) if found else 1
         if not found or len(sizes) != axes or 0 in (*sizes, slices) or (found[2] and not device.axes):
             raise UserError(f'--device={text!r} is not a layout of {device.name}; write e.g. {example}')
+        if device.axes and set(sizes) != {1} and (sizes[0] % 2 or sizes[1] % 2):
+            raise UserError(f'--device={text!r}: {device.name} are on hosts of 2 x 2; write e.g. {example}')
         if device.platform == 'cuda' and sizes[0] > device.near and sizes[0] % device.near:
             raise UserError(
                 f'--device={text!r}: more than {device.near} {device.name} are whole nodes of {device.near}'
