@@ -20,7 +20,7 @@ def meshes(config: Config, target: Target, fixed: set[str]) -> list[dict[str, in
     """Returns the sizes of meshes over all devices that the config allows; axes in `fixed` keep their sizes.
 
     Raises:
-      UserError: there is none; the line says why, by the mesh that comes nearest or the config's own.
+      UserError: there is none; the line says what is wrong with the config, or else with most meshes.
     """
     refusals: list[str] = []
     for wide in (False, True):
