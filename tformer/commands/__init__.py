@@ -28,6 +28,7 @@ from typing import Any
 
 from absl import flags as absl_flags
 
+from tformer.distributed import gpu_memory
 from tformer.errors import UserError
 
 Flag = tuple[Any, Any, str]  # kind, default, help
@@ -35,7 +36,6 @@ Flags = absl_flags.FlagValues
 Action = Callable[[list[str], dict[str, str], Flags], None]
 
 DEFAULT_PORT = 8010
-GPU_MEMORY = 0.95  # of a GPU's memory, which a process takes; the rest is for CUDA and NCCL
 
 
 class _Port(absl_flags.IntegerParser):
@@ -159,7 +159,7 @@ def _run(
     for variable, value in environment.items():
         os.environ.setdefault(variable, value)
     if name != 'sweep':  # whose trials take it
-        take_gpu_memory()
+        gpu_memory.take()
     if 'device' in flags and flags.device:  # JAX looks for its plugin of GPUs when it is imported
         sys.path.append(os.path.join(os.environ.get('TFORMER_COMPILERS', 'build/compilers'), 'cuda'))
     if flags.extensions:
@@ -172,13 +172,6 @@ def _run(
 
         compilation_cache.keep()
     module.run(arguments, overrides, flags)
-
-
-def take_gpu_memory() -> None:
-    """Lets JAX take as much of a GPU's memory as `inspect` counts with, unless the environment says how much it takes;
-    its own share is three quarters."""
-    if not any(f'XLA_{name}MEM_FRACTION' in os.environ for name in ('PYTHON_CLIENT_', 'CLIENT_')):
-        os.environ['XLA_CLIENT_MEM_FRACTION'] = str(GPU_MEMORY)
 
 
 def _found() -> dict[str, Command]:

@@ -63,6 +63,11 @@ class Asked:
     extensions: Sequence[str] = ()
     done: dict[frozenset[tuple[str, str]], 'Attempt'] = dataclasses.field(default_factory=dict)  # by overrides
 
+    @property
+    def flags(self) -> list[str]:
+        """The flags that a command on the config needs besides its overrides."""
+        return [f'--extensions={",".join(self.extensions)}'] if self.extensions else []
+
 
 @dataclasses.dataclass(frozen=True)
 class Attempt:
@@ -109,47 +114,41 @@ def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) 
     count = f'{len(found)} mesh{"es" * (len(found) > 1)} fit{"s" * (len(found) == 1)}'
     print(f'{count}; compiling {len(chosen)} for {target} ...', file=sys.stderr, flush=True)
     with concurrent.futures.ThreadPoolExecutor(flags.jobs or os.cpu_count() or 1) as pool:
-        tried = list(pool.map(functools.partial(lowered, asked), chosen))
-        improved(asked, min((attempts[-1] for attempts in tried), key=rank), pool)
+        improved(asked, min(pool.map(functools.partial(lowered, asked), chosen), key=rank), pool)
     unsplit = {f'mesh.{axis}' for axis in AXES if getattr(config.mesh, axis) == 1} - overrides.keys()
-    extensions = [f'--extensions={",".join(flags.extensions)}'] if flags.extensions else []
-    print(' '.join([table(list(asked.done.values()), unsplit), *extensions]))
+    print(' '.join([table(list(asked.done.values()), unsplit), *asked.flags]))
 
 
 # ------------------------------------------------------------------------------------------------ how fast they are
-def lowered(asked: Asked, mesh: dict[str, int]) -> list[Attempt]:
-    """Returns the attempts at a mesh, each of which keeps less than the one before; the last one fits, if any does."""
+def lowered(asked: Asked, mesh: dict[str, int]) -> Attempt:
+    """Returns the last of the attempts at a mesh, each of which keeps less than the one before, until one fits."""
     config, memory = asked.config, asked.target.device.memory
     given = asked.overrides | {f'mesh.{axis}': str(size) for axis, size in mesh.items()}
     steps: list[dict[str, str]] = [{}]
     if 'model.remat' not in asked.overrides:
         kept = [remat for remat in REMATS if remat is not None or kept_bytes(config, mesh) < 1.5 * memory]
         steps = [{} if remat == config.model.remat else {'model.remat': str(remat)} for remat in kept]
-    attempts: list[Attempt] = []
     for step in steps[:-1]:
-        attempts.append(compiled(asked, given | step))
-        if attempts[-1].excess <= 1:
-            return attempts
-    return attempts + fitting(asked, given | steps[-1])
+        attempt = compiled(asked, given | step)
+        if attempt.excess <= 1:
+            return attempt
+    return fitting(asked, given | steps[-1])
 
 
-def fitting(asked: Asked, overrides: dict[str, str]) -> list[Attempt]:
-    """Returns the attempts at a config, each with more microbatches than the one before; the last one fits, if any
-    does.
+def fitting(asked: Asked, overrides: dict[str, str]) -> Attempt:
+    """Returns the last of the attempts at a config, each with more microbatches than the one before, until one fits.
 
     What microbatches share is in memory once, whatever their number, so that twice the memory needs twice as many at
     least: numbers between are left out.
     """
-    attempts = [compiled(asked, overrides)]
+    attempt = compiled(asked, overrides)
     number = int(overrides.get('train.microbatches', asked.config.train.microbatches))
     for more in microbatches(asked, overrides):
-        excess = attempts[-1].excess
-        if excess <= 1:
+        if attempt.excess <= 1:
             break
-        if more >= excess * number:
-            number = more
-            attempts.append(compiled(asked, overrides | {'train.microbatches': str(more)}))
-    return attempts
+        if more >= attempt.excess * number:
+            number, attempt = more, compiled(asked, overrides | {'train.microbatches': str(more)})
+    return attempt
 
 
 def microbatches(asked: Asked, overrides: dict[str, str]) -> list[int]:
@@ -174,7 +173,7 @@ def improved(asked: Asked, best: Attempt, pool: concurrent.futures.Executor) -> 
     changes = variants(asked, best.overrides) if best.fits else []
     while changes:
         given = [changed(asked, best, change) for change in changes]
-        tried = [found[-1] for found in pool.map(functools.partial(fitting, asked), given)]
+        tried = pool.map(functools.partial(fitting, asked), given)
         both = sorted(zip(tried, changes, strict=True), key=lambda pair: rank(pair[0]))
         faster = [(attempt, change) for attempt, change in both if attempt.seconds < best.seconds]
         if not faster:
@@ -221,7 +220,7 @@ def compiled(asked: Asked, overrides: dict[str, str]) -> Attempt:
     if key in asked.done:
         return asked.done[key]
     command = [sys.executable, '-m', 'tformer', 'inspect', '--json', f'--device={asked.target}']
-    command += [f'--config={asked.spec}', *(f'--extensions={path}' for path in [','.join(asked.extensions)] if path)]
+    command += [f'--config={asked.spec}', *asked.flags]
     command += [f'--config.{name}={value}' for name, value in overrides.items()]
     ran = subprocess.run(command, capture_output=True, text=True)
     if ran.stdout.startswith('{'):  # also where it does not fit

@@ -12,8 +12,9 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tformer.commands import failures, take_gpu_memory
+from tformer.commands import failures
 from tformer.config import extensions
+from tformer.distributed import gpu_memory
 from tformer.errors import UserError
 from tformer.training import program_cache
 
@@ -32,7 +33,7 @@ def serve(train: Train) -> None:
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
     os.dup2(2, 1)
-    take_gpu_memory()
+    gpu_memory.take()
     program_cache.keep()
     first = None
     for number, line in enumerate(jobs, start=1):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from jax.sharding import Mesh
 
-from tformer.distributed import device_groups, hlo
+from tformer.distributed import device_groups, hlo, meshes
 from tformer.distributed.hlo import Computation, Instruction, Program, called
 
 
@@ -64,7 +64,7 @@ def of(program: Program, mesh: Mesh) -> list[Collective]:
         kind = _kind(i, c, scattered)
         if kind not in SENT or (id(c), i.name) in again:
             return 0
-        size = len(_slices(mesh)) if _transfer(i) else device_groups.of(i.attributes, sizes)[1]
+        size = meshes.count_slices(mesh.devices.flat) if _transfer(i) else device_groups.of(i.attributes, sizes)[1]
         return sum(hlo.num_bytes(c[name].shape) for name in i.operands) * SENT[kind](size)
 
     for i, c, times in hlo.executions(program, sent):
@@ -93,10 +93,6 @@ def _transfer(i: Instruction) -> str:
     said = re.search(r'_xla_megascale_transfer_type="(\w+)"', i.attributes) if i.opcode == 'send' else None
     kind = said[1].lower().replace('_', '-') if said else ''
     return {'one-to-one': 'collective-permute'}.get(kind, kind)
-
-
-def _slices(mesh: Mesh) -> set[int]:
-    return {getattr(device, 'slice_index', 0) for device in mesh.devices.flat}
 
 
 def _axes_between_slices(mesh: Mesh) -> tuple[str, ...]:

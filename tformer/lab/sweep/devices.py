@@ -5,6 +5,7 @@ import math
 import os
 from typing import NamedTuple
 
+from tformer.distributed import gpu_memory
 from tformer.errors import UserError
 
 MEMORY = 0.9  # of a device, that the processes on it share; the rest is for their contexts
@@ -79,7 +80,7 @@ def share(slot: int, parallel: int, devices: Devices) -> Share:
     if devices.kind == 'gpu':
         sharing = math.ceil(parallel / number)
         fraction = {'XLA_PYTHON_CLIENT_MEM_FRACTION': f'{MEMORY / sharing:.3g}'} if sharing > 1 else {}
-        return Share(own, {'CUDA_VISIBLE_DEVICES': ','.join(names), **({} if _is_fixed() else fraction)})
+        return Share(own, {'CUDA_VISIBLE_DEVICES': ','.join(names), **({} if gpu_memory.is_given() else fraction)})
     if parallel > number:
         raise UserError(f'{parallel} processes at once: a TPU chip serves one process, and this host has {number}')
     bounds = {1: '1,1,1', 2: '1,2,1', 4: '2,2,1', 8: '2,4,1'}
@@ -111,8 +112,3 @@ def shares(slot: int, parallel: int, processes: int, devices: Devices) -> list[S
         raise UserError(f'--processes={processes}: {needed} processes need a GPU each, and this host shows {number}')
     each = (share(slot * processes + index, needed, devices) for index in range(processes))
     return [together._replace(environment=one.environment) for one in each]
-
-
-def _is_fixed() -> bool:
-    """Returns whether the user says how much of a device's memory a process takes."""
-    return any(f'XLA_{name}MEM_FRACTION' in os.environ for name in ('PYTHON_CLIENT_', 'CLIENT_'))
