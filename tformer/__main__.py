@@ -12,7 +12,7 @@ from absl import logging
 
 from tformer import commands, errors
 from tformer.commands import failures
-from tformer.data import stores
+from tformer.data import store_copies, stores
 from tformer.training.versions import versions
 
 Parsed = tuple[commands.Command, list[str], dict[str, str], absl_flags.FlagValues]
@@ -116,10 +116,12 @@ def main(argv: Sequence[str]) -> None:
 
     command, arguments, overrides, flags = parse(argv)
     absl_flags.FLAGS.mark_as_parsed()
-    remote = 'workdir' in command.flags and stores.is_url(flags.workdir)
+    remote = stores.address(flags.workdir or '') if 'workdir' in command.flags else None
+    if remote and 'executor' in command.flags and flags.executor != 'local':
+        raise errors.UserError(f'--workdir={remote}: workers of --executor={flags.executor} need one that all share')
     several = command.processes and flags.coordinator is not None
     if remote and several and command not in (commands.COMMANDS['train'], commands.COMMANDS['evaluate']):
-        raise errors.UserError(f'--workdir={flags.workdir}: several processes need a directory that all share')
+        raise errors.UserError(f'--workdir={remote}: several processes need a directory that all share')
     allocator.keep_memory()
     if several:
         from tformer.distributed import processes
@@ -128,22 +130,21 @@ def main(argv: Sequence[str]) -> None:
         processes.join(flags.coordinator, flags.num_processes, flags.process_id, preemptible=preemptible)
     with contextlib.ExitStack() as contexts:
         if command.arguments in ('DIR...', 'WORKDIR') and len(arguments) == 1:
-            arguments = [_local(contexts, command, argument, False) for argument in arguments]
+            url = stores.address(arguments[0])
+            arguments = [_local(contexts, command, url, False)] if url else arguments
         if remote:
-            flags['workdir'].value = _local(contexts, command, flags.workdir, several)
+            flags['workdir'].value = _local(contexts, command, remote, several)
         command.run(arguments, overrides, flags)
 
 
-def _local(contexts: contextlib.ExitStack, command: commands.Command, path: str, several: bool) -> str:
-    """Returns a path, and of a workdir on an object store that of its local copy."""
-    if not stores.is_url(path):
-        return path
+def _local(contexts: contextlib.ExitStack, command: commands.Command, url: str, several: bool) -> str:
+    """Returns the local copy of a workdir on an object store."""
     owns = command in (commands.COMMANDS['train'], commands.COMMANDS['sweep'])
     if several:
         from tformer.training import copies
 
-        return contexts.enter_context(copies.local(path, owns))
-    return contexts.enter_context(stores.local(path, owns))
+        return contexts.enter_context(copies.local(url, owns))
+    return contexts.enter_context(store_copies.local(url, owns))
 
 
 def run() -> None:

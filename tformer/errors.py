@@ -27,6 +27,10 @@ class Stopped(Exception):
     """A run was asked to stop, has saved what it had, and can go on. The command line exits with `STOPPED`."""
 
 
+class Unsaved(RuntimeError):
+    """What a command has done could not be written where it belongs, and the same command may do it: exit code 1."""
+
+
 STOPPED = 75  # the exit code; sysexits.h calls it EX_TEMPFAIL
 
 

@@ -14,7 +14,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from tformer.commands import kept
-from tformer.data import stores
+from tformer.data import leases, store_copies, stores
 from tformer.distributed import processes
 from tformer.training import checkpoint, checkpoint_writer, digests, members, recorder, setup, stopping, writers
 
@@ -135,14 +135,14 @@ def late_after(steps: int) -> None:
 def store_soon(environment: dict[str, str], moment: str | None = None, call: int = 1, number: int = 0) -> None:
     """Uses a store by an environment, quickly; process `number` dies at a moment once a checkpoint is on the store."""
     os.environ |= environment
-    stores.PUSH_SECONDS = stores.BEAT_SECONDS = stores.SETTLE_SECONDS = 0.1
-    stores.LEASE_SECONDS = 5.0
-    copies: list[stores.Copy] = []
-    once(stores.Copy, 'pull', 1, copies.append)
+    store_copies.PUSH_SECONDS = store_copies.BEAT_SECONDS = leases.SETTLE_SECONDS = 0.1
+    leases.LEASE_SECONDS = 5.0
+    copies: list[store_copies.Copy] = []
+    once(store_copies.Copy, 'pull', 1, copies.append)
 
     def die_pushed(*_: object) -> None:
         if jax.process_index() == number:
-            while not any(name.endswith(stores.DIGESTS) and '/' in name for name in copies[0].store.names()):
+            while not any(name.endswith(store_copies.DIGESTS) and '/' in name for name in copies[0].store.names()):
                 time.sleep(0.1)
             die()
 

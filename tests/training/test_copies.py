@@ -12,7 +12,7 @@ import emulated
 import halting
 from emulated import files, write
 from resuming import STEPS, arguments, arrays, begin, end
-from tformer.data import stores
+from tformer.data import leases, store_copies, stores
 from tformer.errors import UserError
 from tformer.training import checkpoint, copies
 from whole_runs import numbers, scores
@@ -34,11 +34,11 @@ def save(place: pathlib.Path, step: int) -> None:
 
 
 def test_a_copy_follows_and_has_the_arrays_that_it_asks_for(store, tmp_path):
-    first, here, there = stores.Copy(store, tmp_path / 'here', owns=True), tmp_path / 'here', tmp_path / 'there'
+    first, here, there = store_copies.Copy(store, tmp_path / 'here', owns=True), tmp_path / 'here', tmp_path / 'there'
     save(here, 1)
     write(here, result='1', profile__0='mine')
     first.push()
-    other = stores.Copy(store, there, owns=False, arrays=False)
+    other = store_copies.Copy(store, there, owns=False, arrays=False)
     assert files(there) == {name: x for name, x in files(here).items() if '/variables/' not in name}
     write(there, profile__1='part')
     other.push()
@@ -58,8 +58,8 @@ def test_the_first_process_receives_what_the_others_send_in_its_own_life(store, 
     monkeypatch.setattr(copies.jax, 'process_count', lambda: 2)
     monkeypatch.setattr(copies.jax, 'process_index', lambda: number)
     monkeypatch.setattr(copies, '_boxes', {str(place): '77.partial' for place in places})
-    made = {str(place): stores.Copy(store, place, owns=place == places[0]) for place in places}
-    monkeypatch.setattr(stores, 'COPIES', made)
+    made = {str(place): store_copies.Copy(store, place, owns=place == places[0]) for place in places}
+    monkeypatch.setattr(store_copies, 'COPIES', made)
     store.write(f'76.partial/{SAVED}/training/of_a_dead_life', b'old')
     saved = [place / 'checkpoints' / SAVED for place in places]
     write(saved[0], **{'training/metadata': 'of the first', 'training/0': '0'})
@@ -108,8 +108,8 @@ def test_processes_with_copies_of_their_own_are_killed_and_resume(
     assert lives[number].wait() == -signal.SIGKILL, lives[number].said[-3000:]
     assert lives[1 - number].wait() != 0
     store = stores.Store(url)
-    assert any(name.endswith(stores.DIGESTS) and '/' in name for name in store.names())
-    assert f'checkpoints/{STEPS}/{stores.DIGESTS}' not in store.names()
+    assert any(name.endswith(store_copies.DIGESTS) and '/' in name for name in store.names())
+    assert f'checkpoints/{STEPS}/{store_copies.DIGESTS}' not in store.names()
     lives = begin(tmp_path, command, url, 2, before=soon, victim=None)
     lives[0].wait_for(lambda: 'resumed at step' in lives[0].said)
     second = begin(tmp_path, command, url, 2, before=soon, victim=None)
@@ -117,11 +117,11 @@ def test_processes_with_copies_of_their_own_are_killed_and_resume(
     end(lives)
     assert 'resumed at step' in lives[0].said
     assert codes == [0, 0] or (codes[0] == 2 and f'tformer: {url} is in use by process' in second[0].said)
-    with stores.local(url, owns=False) as place:
+    with store_copies.local(url, owns=False) as place:
         assert checkpoint.steps(whole) == checkpoint.steps(pathlib.Path(place))
         assert arrays(whole, STEPS) == arrays(pathlib.Path(place), STEPS)
         assert numbers(whole) == numbers(pathlib.Path(place)) and scores(whole) == scores(pathlib.Path(place))
-    assert not any(name == stores.LEASE or '.partial/' in name for name in store.names())
+    assert not any(name == leases.LEASE or '.partial/' in name for name in store.names())
     end(begin(tmp_path, ['evaluate', '--split=valid'], url, 2, before=soon, victim=None))
     assert {'test', 'valid'} < json.loads(store.read('result.json')[0]).keys()
 

@@ -94,7 +94,7 @@ def test_a_resumed_run_takes_up_all_that_its_checkpoint_noted(monkeypatch):
     assert (run._best, run.stale, run.evaluated, run._saved) == (-2.5, 3, 6, 8)
     assert not run.is_out_of_patience() and not run.should_save(8, requested=True) and run.should_save(16, False)
     assert run.metrics.snapshot() == {**interval, 'sums': {'loss': (8.0, 4.0)}}
-    assert run._writer == ('home', 8, 6, {'rows': 9}, data.config) and run.account == ('home', {'steps': 7.5})
+    assert run._writer == ('home', 8, 6, {'rows': 9}, data.config) and run.account == ('home', {'steps': 7.5}, 8)
     assert (run.checkpoints, RunRecorder(data, 'home', None, None, 8, index=0).checkpoints) == (
         ('home', 1, 5), ('home', 2, 5)  # of several runs one may have a checkpoint more
     )  # fmt: skip

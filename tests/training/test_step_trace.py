@@ -23,12 +23,21 @@ def test_a_range_is_two_steps_in_order(tmp_path, text):
         StepTrace(text, tmp_path)
 
 
-def test_steps_that_are_made_already_or_never_will_be_are_refused(tmp_path):
+def test_a_range_beyond_the_last_step_is_refused_and_one_that_has_begun_is_left_out(tmp_path, capsys):
+    """The same command continues a run, so that what it asks to be traced may be over."""
+    StepTrace('4:6', tmp_path).check(3, 6)
+    with pytest.raises(UserError, match=r'^--profile=4:6: the last step is 5$'):
+        StepTrace('4:6', tmp_path).check(0, 5)
     trace = StepTrace('4:6', tmp_path)
-    trace.check(3, 6)
-    for made, num_steps, why in ((4, 6, 'the next step is 5'), (0, 5, 'the last step is 5')):
-        with pytest.raises(UserError, match=f'^--profile=4:6: {why}$'):
-            trace.check(made, num_steps)
+    trace.check(4, 6)
+    trace.close()
+    assert capsys.readouterr().err == '--profile=4:6: nothing is traced, as step 4 is made already\n'
+
+
+def test_a_file_in_the_place_of_the_directory_is_one_line(tmp_path):
+    (tmp_path / 'file').write_text('')
+    with pytest.raises(UserError, match=rf'^{tmp_path}/file/profile: Not a directory$'):
+        StepTrace('1:2', tmp_path / 'file').check(0, 2)
 
 
 def events(workdir) -> list[dict]:
@@ -47,7 +56,7 @@ def steps(workdir) -> list[int]:
 
 def test_a_trace_holds_its_steps_and_one_that_is_cut_short_those_that_were_made(tmp_path, capsys):
     double = jax.jit(lambda x: 2 * x)
-    for name, stop in (('whole', 5), ('cut', 3)):
+    for name, stop in (('whole', 5), ('cut', 3), ('before', 1)):
         trace = StepTrace('2:4', tmp_path / name)
         for step in range(1, stop + 1):
             trace.begin(step)
@@ -55,8 +64,13 @@ def test_a_trace_holds_its_steps_and_one_that_is_cut_short_those_that_were_made(
                 found = double(jnp.ones(3))
             trace.end(step, found)
         trace.close()
-        assert steps(tmp_path / name) == [*range(2, min(stop, 4) + 1)]
-    assert capsys.readouterr().out == f'a trace of steps 2 to 4 is in {tmp_path}/whole/profile\n'
+        trace.close()
+        assert stop == 1 or steps(tmp_path / name) == [*range(2, min(stop, 4) + 1)]
+    said = capsys.readouterr()
+    assert said.err == '--profile=2:4: nothing is traced, as the last step was 1\n'
+    assert said.out.splitlines() == [
+        f'a trace of steps 2 to {last} is in {tmp_path}/{name}/profile' for last, name in ((4, 'whole'), (3, 'cut'))
+    ]
 
 
 @pytest.mark.slow

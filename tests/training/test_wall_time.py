@@ -1,8 +1,10 @@
 """Where the wall time goes: every second belongs to one part, and a process that dies loses those since its save."""
 
 import functools
+import itertools
 import json
 import signal
+import time
 import types
 
 import jax
@@ -10,8 +12,11 @@ import pytest
 
 import halting
 from resuming import arguments, begin, end
-from tformer.training import checkpoint, recorder, wall_time, writers
+from tformer.commands import train as train_command
+from tformer.data.batches import pipeline
+from tformer.training import checkpoint, loop, members, recorder, wall_time, writers
 from tformer.training.wall_time import PARTS, Account, Clock
+from whole_runs import load
 
 
 @pytest.fixture
@@ -101,6 +106,61 @@ def test_lost_seconds_are_those_between_the_checkpoint_and_the_last_sign_of_life
     assert some(Account(Clock(), tmp_path, saved).seconds()) == {'steps': 10, 'total': 10}
     assert some(Account(Clock(), None, saved).seconds()) == {'steps': 10, 'total': 10}
     assert some(Account(Clock(), None, None).seconds()) == {}
+
+
+def test_nothing_is_lost_by_a_process_that_ends_after_its_checkpoint(now, tmp_path):
+    """What it did after the checkpoint took its seconds, such as writing it, belongs to the run."""
+    first = Account(Clock(), tmp_path, None)
+    with first.clock.spending('steps'):
+        now[0] += 10
+    saved = first.seconds()
+    with first.clock.spending('saving'):
+        now[0] += 5
+    first.write(7)
+    second = Account(Clock(), tmp_path, saved, 7)
+    with second.clock.spending('evaluating'):
+        now[0] += 2
+    second.write(7)
+    with second.clock.spending('steps'):
+        now[0] += 4
+    second.write()
+    third = Account(Clock(), tmp_path, saved, 7)
+    assert some(third.seconds()) == {'steps': 10, 'saving': 5, 'evaluating': 2, 'lost_to_restarts': 4, 'total': 21}
+    third.write(7)
+    fourth = Account(Clock(), tmp_path, saved, 7)
+    assert fourth.seconds() == third.seconds()
+    earlier = Account(Clock(), tmp_path, {'steps': 3.0}, 5)  # the checkpoint after step 7 was never complete
+    assert some(earlier.seconds()) == {'steps': 3, 'lost_to_restarts': 18, 'total': 21}
+
+
+@pytest.mark.slow
+def test_a_run_that_is_paused_and_repeated_loses_nothing(tmp_path):
+    config = load('translate.py:smoke', tmp_path, train__num_steps='4', train__eval_every='2', train__log_every='1')
+    totals = []
+    for until in (2, 2, None, None):
+        train_command.train_and_evaluate(config, tmp_path / 'run', until=until)
+        found = json.loads((tmp_path / 'run' / wall_time.FILE).read_text())
+        assert found['lost_to_restarts'] == 0
+        totals.append(found)
+    for before, after in itertools.pairwise(totals):
+        assert all(before[part] <= after[part] for part in PARTS) and before['total'] < after['total']
+
+
+@pytest.mark.slow
+def test_a_wait_that_the_devices_work_through_is_one_of_steps(tmp_path, monkeypatch):
+    """As the training does it: a slow batch, while all steps take for ever."""
+    config = load('translate.py:smoke', tmp_path, train__num_steps='3', train__eval_every='3')
+    iterate = pipeline.iterate
+
+    def slowly(*given):
+        for batch in iterate(*given):
+            time.sleep(0.4)
+            yield batch
+
+    monkeypatch.setattr(members.pipeline, 'iterate', slowly)
+    monkeypatch.setattr(members.Group, 'is_computing', lambda self: True)
+    found = loop.train(config, tmp_path / 'run').account.seconds()
+    assert found['steps'] > 1.2 and found['waiting_for_data'] == 0
 
 
 @pytest.mark.signals

@@ -8,6 +8,7 @@ from tformer.checks.conditions import require
 from tformer.config import Config, Data, Model, parts
 from tformer.config.mixtures import stages
 from tformer.config.tasks import TASKS
+from tformer.data import stores
 from tformer.errors import UserError
 
 
@@ -82,6 +83,10 @@ def check_records(config: Config) -> None:
         f'data.label_range={low_high} must be two numbers, the smallest label and the largest',
     )
     lender, start = data.tokenizer_from, config.train.init_from
+    here = {'tokenizer_from': lender, 'tokenizer_path': data.tokenizer_path, 'cache_dir': data.cache_dir}
+    for name, path in {**{f'data.{x}': y for x, y in here.items()}, 'train.teacher': config.train.teacher}.items():
+        stores.require_local(path or '', name)
+    stores.require_local(start or '', 'train.init_from')
     require(
         lender is None or start is None or os.path.normpath(lender) == os.path.normpath(start),
         f'data.tokenizer_from={lender} differs from train.init_from={start}, whose parameters know its own tokens only',

@@ -7,6 +7,7 @@ from tformer import config as config_lib
 from tformer.checks.conditions import require
 from tformer.config import Config, override, values
 from tformer.config.tasks import HEADS, TASKS
+from tformer.data import stores
 from tformer.errors import UserError, nearest
 from tformer.hf import directory as hub_directory
 from tformer.hf.heads import POOLED
@@ -59,6 +60,7 @@ def _narrow(config: Config) -> dict[str, str]:
 
 def _config_of(source: str) -> Config:
     """Returns the config of a workdir, or of the model of a hub directory. Raises a `UserError` if it is neither."""
+    stores.require_local(source, 'train.init_from')
     path = pathlib.Path(source)
     if hub_directory.is_hub(path):
         return hub_directory.open_hub(source).run_config()

@@ -14,6 +14,7 @@ from tformer import atomic, commands
 from tformer.commands import baseline as baseline_lib
 from tformer.commands import scoring
 from tformer.commands.run import Run, opened
+from tformer.data import locks, store_copies
 from tformer.data.sources.records import Record
 from tformer.distributed import processes
 from tformer.evaluation import metrics, predictions
@@ -60,9 +61,9 @@ def evaluate(
     run = opened(run)
     if baseline:
         baseline_lib.of_objective(run.config.train.objective)  # before minutes of scoring
-    before = run.results
+    run.results  # noqa: B018  # a file that cannot be read says so before minutes of scoring
     found = scoring.score(run.config, run.tokenizers, run.variables, split, records, run.workdir)
-    print(f'{run.workdir} step {run.step}, {split}: {found.num_records:,} records')
+    print(f'{store_copies.shown(run.workdir)} step {run.step}, {split}: {found.num_records:,} records')
     print(writers.format_table(found.scores.items()))
     for name in run.config.evaluate.metrics:
         if signature := metrics.signature(name, run.config.evaluate, found.references):
@@ -76,13 +77,21 @@ def evaluate(
         print(writers.format_table(compared.scores.items()))
         scores |= compared.scores
     if (run.workdir / trials.STATED).is_file() and 'parameters' not in facts:
-        print(f'{run.workdir} is a trial of a sweep: its result.json keeps the scores of the end of its training')
+        line = 'is a trial of a sweep: its result.json keeps the scores of the end of its training'
+        print(f'{store_copies.shown(run.workdir)} {line}')
     elif processes.first():
         written = {'step': run.step, **facts, **scores}
-        with digests.recording(run.workdir, 'result.json', predictions.place(run.workdir, split).name):
-            if run.config.evaluate.metrics:
-                predictions.write(run.workdir, split, found.outputs, found.references)
+
+        def add() -> None:
+            """Adds the scores to what other processes may have written while these were computed."""
             spent = account.seconds() if account is not None else writers.seconds(run.workdir)
-            found_all = {**before, split: written, **({WALL_TIME: spent} if spent else {})}
-            atomic.write(run.workdir / 'result.json', json.dumps(found_all, indent=2) + '\n')
+            found_all = {**run.results, split: written, **({WALL_TIME: spent} if spent else {})}
+            with digests.recording(run.workdir, trials.RESULT):
+                atomic.write(run.workdir / trials.RESULT, json.dumps(found_all, indent=2) + '\n')
+
+        with locks.in_turn(run.workdir):
+            if run.config.evaluate.metrics:
+                with digests.recording(run.workdir, predictions.place(run.workdir, split).name):
+                    predictions.write(run.workdir, split, found.outputs, found.references)
+            store_copies.revise(run.workdir, add, (trials.RESULT, digests.FILE))
     return scores

@@ -10,6 +10,8 @@ def explain(error: BaseException) -> tuple[int, str | None]:
     """Returns (the exit code of a command that ended by an error, its line); None: the traceback, which is printed."""
     if isinstance(error, errors.UserError):
         return 2, str(error)
+    if isinstance(error, errors.Unsaved):
+        return 1, str(error)
     if isinstance(error, errors.Stopped):
         return errors.STOPPED, str(error)
     if isinstance(error, KeyboardInterrupt):

@@ -18,6 +18,7 @@ from tformer import checks, commands
 from tformer.commands import evaluate, scoring, trainer
 from tformer.commands.run import Run
 from tformer.config import Config, extensions
+from tformer.data import store_copies
 from tformer.data.batches import mixture
 from tformer.data.sources.records import Record
 from tformer.distributed import processes
@@ -99,7 +100,7 @@ def train_and_evaluate(
     checks.check_here(config)
     home = pathlib.Path(workdir)
     if processes.same_number(lambda: trials.is_done_as(home, config)):
-        print(f'{home} is done')
+        print(f'{store_copies.shown(home)} is done')
         return dict(next(iter(writers.results(home).values()), {}))
     with trials.kept(home):
         trained = loop.train(config, home, scoring.generated_scores, may_differ, trace, until)
@@ -129,6 +130,7 @@ def finish(workdir: pathlib.Path, trained: loop.Trained) -> dict[str, float]:
     """Scores the best checkpoint of a trained run on the test split, or on valid if there is none."""
     with trained.account.clock as clock, clock.spending('evaluating'):
         scores = _score(workdir, trained)
+    trained.account.write(trained.step)
     if processes.first():
         stopping.release(workdir)  # a request that came after the last step
         final = {

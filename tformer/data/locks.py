@@ -43,3 +43,15 @@ def alone(file: pathlib.Path, what: str, seconds: float = 0) -> Iterator[None]:
         finally:
             with contextlib.suppress(OSError):
                 fcntl.flock(held, fcntl.LOCK_UN)  # data workers that have not ended hold the file, too
+
+
+@contextlib.contextmanager
+def in_turn(directory: pathlib.Path) -> Iterator[None]:
+    """Waits while another process is in such a block on a directory, where its file system has locks."""
+    held = os.open(directory, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(held)

@@ -3,6 +3,7 @@
 import base64
 import binascii
 import contextlib
+import fnmatch
 import functools
 import glob
 import http.client
@@ -11,13 +12,15 @@ import re
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from tformer.data import stores
 from tformer.data.sources.text_reader import PACKS, needed
 from tformer.errors import UserError
+
+T = TypeVar('T')
 
 TIMEOUT = 60.0  # seconds without any byte
 PIECE = 1 << 23  # bytes that are read together
@@ -169,21 +172,31 @@ class _OnStore:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._store = stores.Store(re.split(r'[^/]*[*?[]', path, maxsplit=1)[0])
+        self._store = self._asked(lambda: stores.Store(re.split(r'[^/]*[*?[]', path, maxsplit=1)[0]))
         self.url = self._store.url
 
+    def _asked(self, act: Callable[[], T]) -> T:
+        try:
+            return act()
+        except stores.Unreachable as error:
+            raise Broken(str(error).removeprefix(f'{self._path.rstrip("/")}: ')) from None
+
     def names(self) -> list[str]:
-        names = self._store.names()
+        names = self._asked(self._store.names)
         if not names and self.url == self._path.rstrip('/') and self._path.count('/') > 2:  # perhaps an object
             above, _, last = self.url.rpartition('/')
-            self._store = stores.Store(above)
+            self._store = self._asked(lambda: stores.Store(above))
             self.url = above
-            names = [name for name in self._store.names() if name in (last, _beside(last))]
+            names = [name for name in self._asked(self._store.names) if name in (last, _beside(last))]
             return names if last in names else []
-        return names
+        if not glob.has_magic(self._path):
+            return names
+        pattern = self._path[len(self.url) :].strip('/')
+        found = {name for name in names if _matches(name.split('/'), pattern.split('/'))}
+        return [name for name in names if name in found or name in map(_beside, found)]
 
     def version(self, name: str) -> str:
-        found = self._store.part(name, 0, 0)
+        found = self._asked(lambda: self._store.part(name, 0, 0))
         if found is None:
             raise FileNotFoundError
         return found[1].hex()
@@ -193,7 +206,7 @@ class _OnStore:
 
     def read(self, name: str, start: int, version: str) -> Iterator[bytes]:
         while True:
-            found = self._store.part(name, start, start + PIECE)
+            found = self._asked(lambda start=start: self._store.part(name, start, start + PIECE))  # type: ignore[misc]
             if found is None or found[1].hex() != version:
                 raise changed(f'{self.url}/{name}')
             if found[0]:
@@ -204,6 +217,15 @@ class _OnStore:
 
     def checksum(self, name: str) -> tuple[str, str] | None:
         return None
+
+
+def _matches(name: Sequence[str], pattern: Sequence[str]) -> bool:
+    """Returns whether the parts of a name, or the first of them, which are a directory, match those of a pattern."""
+    if not pattern or not name:
+        return not pattern
+    if pattern[0] == '**':
+        return any(_matches(name[skipped:], pattern[1:]) for skipped in range(len(name) + 1))
+    return fnmatch.fnmatchcase(name[0], pattern[0]) and _matches(name[1:], pattern[1:])
 
 
 class ByFsspec:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tformer import atomic
 from tformer.distributed import processes
-from tformer.errors import UserError
+from tformer.errors import Unsaved, UserError
 from tformer.training import checkpoint, digests
 from tformer.training.state import TrainState
 
@@ -61,7 +61,8 @@ class CheckpointWriter:
                 atomic.write(checkpoint.directory(self._workdir, step) / 'merit.json', json.dumps(score))
 
     def finish(self) -> None:
-        """Waits until the checkpoint is on disk; a `UserError` says that it could not be written."""
+        """Waits until the checkpoint is on disk; a `UserError` says that it could not be written, or `Unsaved` that a
+        store did not take it."""
         if '_writer' not in vars(self):
             return
         try:
@@ -69,8 +70,10 @@ class CheckpointWriter:
         except (OSError, ValueError, RuntimeError) as error:
             line = str(error).splitlines()[0]
             last = max(checkpoint.steps(self._workdir), default=None)
-            kept = f'the newest complete one is of step {last}' if last else 'there is no complete one yet'
-            raise UserError(f'a checkpoint could not be written ({kept}): {line}') from error
+            kept = f' (the newest complete one is of step {last})' if last else ' (there is no complete one yet)'
+            kept = kept if processes.first() else ''  # the first process has them all
+            kind = Unsaved if isinstance(error, Unsaved) else UserError
+            raise kind(f'a checkpoint could not be written{kept}: {line}') from error
 
     def wait(self) -> None:
         """Waits until everything is written, as `finish`, then deletes the checkpoints that are no longer kept."""

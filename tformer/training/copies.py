@@ -9,6 +9,7 @@ So the store sees what it sees of a single process, and what holds for its kills
 """
 
 import contextlib
+import functools
 import json
 import pathlib
 import re
@@ -19,13 +20,14 @@ from typing import TypeVar
 
 import jax
 
-from tformer.data import stores
+from tformer.data import store_copies
+from tformer.data.stores import insist
 from tformer.distributed import processes
 from tformer.errors import UserError
 
 T = TypeVar('T')
 
-BOX = re.compile(r'\d+\.partial/')  # names of what is sent; `stores.PASSING` has them
+BOX = re.compile(r'\d+\.partial/')  # names of what is sent; `store_copies.PASSING` has them
 
 WAITING_SECONDS = 3600  # for the lease and the copies of all processes
 
@@ -34,30 +36,30 @@ _boxes: dict[str, str] = {}  # place of a copy -> the beginning of the names of 
 
 @contextlib.contextmanager
 def local(url: str, owns: bool) -> Iterator[str]:
-    """Gives each process a local copy of a directory on a store, as `stores.local` does; all must call this.
+    """Gives each process a local copy of a directory on a store, as `store_copies.local` does; all must call this.
 
     The first process owns the directory, if it is owned, and all leave the block once everything is on the store.
 
     Raises:
-      UserError: as `stores.local`.
+      UserError: as `store_copies.local`.
     """
     with contextlib.ExitStack() as contexts:
         if processes.first():
-            place = contexts.enter_context(stores.local(url, owns))
+            place = contexts.enter_context(store_copies.local(url, owns))
             if owns:
-                copy = stores.COPIES[place]
+                copy = store_copies.COPIES[place]
                 copy.push()  # deletes incomplete checkpoints
                 for name in filter(BOX.match, copy.store.names()):
                     copy.store.write(name, None)
         _wait('the first copy')
         if not processes.first():
-            place = contexts.enter_context(stores.local(url, owns=False, arrays=False))
+            place = contexts.enter_context(store_copies.local(url, owns=False, arrays=False))
         _wait('all copies')
         _boxes[place] = f'{processes.same_number(lambda: secrets.randbits(31))}.partial'
         contexts.callback(_boxes.pop, place)
         yield place
         if processes.first():
-            stores.COPIES[place].push()
+            insist(store_copies.COPIES[place].push)
         processes.meet('the last copy')
 
 
@@ -77,10 +79,10 @@ def follow(workdir: pathlib.Path, step: int | None = None) -> None:
     if (copy := _copy(workdir)) is None:
         return
     if processes.first():
-        copy.push()
+        insist(copy.push)
     processes.meet('a copy')
     if not processes.first():
-        copy.pull(step)
+        insist(lambda: copy.pull(step))
 
 
 def after_first(workdir: pathlib.Path, make: Callable[[], T], find: Callable[[], T]) -> T:
@@ -108,8 +110,8 @@ class Sending:
             files = list(filter(pathlib.Path.is_file, self._directory.rglob('*')))
             names = [file.relative_to(self._directory).as_posix() for file in files]
             for name, file in zip(names, files, strict=True):
-                store.write(box + name, file.read_bytes())
-            store.write(f'{box}{jax.process_index()}', json.dumps(names).encode())
+                insist(functools.partial(store.write, box + name, file.read_bytes()))
+            insist(lambda: store.write(f'{box}{jax.process_index()}', json.dumps(names).encode()))
             shutil.rmtree(self._directory)
 
     def cancel(self) -> None:
@@ -127,10 +129,10 @@ def receive(directory: pathlib.Path) -> None:
     box = _box(directory)
 
     def taken(name: str) -> bytes:
-        content, _ = copy.store.read(box + name)
+        content, _ = insist(lambda: copy.store.read(box + name))
         if content is None:
             raise UserError(f'{copy.store.url}/{box}{name}, which another process has sent, is gone')
-        copy.store.write(box + name, None)
+        insist(lambda: copy.store.write(box + name, None))
         return content
 
     for number in range(1, jax.process_count()):
@@ -139,9 +141,9 @@ def receive(directory: pathlib.Path) -> None:
             (directory / name).write_bytes(taken(name))
 
 
-def _copy(workdir: pathlib.Path) -> stores.Copy | None:
+def _copy(workdir: pathlib.Path) -> store_copies.Copy | None:
     """Returns the copy that this one of several processes works in; None where all share the directory."""
-    return stores.COPIES.get(str(workdir)) if jax.process_count() > 1 else None
+    return store_copies.COPIES.get(str(workdir)) if jax.process_count() > 1 else None
 
 
 def _box(directory: pathlib.Path) -> str:

@@ -123,6 +123,8 @@ def train_group(
     # ------------------------------------------------------------------------------------------------- start
     (state, hyper), num_steps, step = group.start(), group.num_steps, group.checkpoint_step or 0
     batches = group.batches(step)
+    for member in group.active:
+        member.metrics.begin()
     while active := group.active:
         # ------------------------------------------------------------------------------ evaluate, save, stop
         reason = stop.reason(step)
@@ -148,7 +150,10 @@ def train_group(
         # -------------------------------------------------------------------------------------------- a step
         if trace is not None:
             trace.begin(step + 1)
-        with group.clock.spending('waiting_for_data', unless=group.is_computing):
+        with (
+            group.clock.spending('steps'),
+            group.clock.spending('waiting_for_data', unless=group.is_computing),
+        ):
             batch = next(batches)
         if not group.is_compiled(batch):
             with progress.compiling():

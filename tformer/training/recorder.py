@@ -64,7 +64,8 @@ class RunRecorder:
         self.checkpoints = checkpoint_writer.CheckpointWriter(directory, keep_last, train.keep_every)
         written = directory if processes.first() else None
         self._writer = writers.MetricWriter(written, self._saved, self.evaluated, history, data.config)
-        self.account = wall_time.Account(clock or wall_time.Clock(), written, saved)
+        self.account = wall_time.Account(clock or wall_time.Clock(), written, saved, self._saved)
+        self._kept = last  # the step of a checkpoint with all but the steps that wait in `metrics`; None: there is none
 
     @property
     def config(self) -> Config:
@@ -73,7 +74,9 @@ class RunRecorder:
     def close(self) -> None:
         """Waits for the checkpoint that is being written, and closes the files."""
         try:
-            self.checkpoints.finish()
+            with self.account.clock.spending('saving'):
+                self.checkpoints.finish()
+            self.account.write(None if self.metrics.is_waiting else self._kept)
         finally:
             self._writer.close()
 
@@ -122,8 +125,8 @@ class RunRecorder:
             self._saved = step
         elif self._unsaved_score is not None:
             self.checkpoints.note_score(step, self._unsaved_score)
-        self._unsaved_score = None
-        self.account.write()
+        self._unsaved_score, self._kept = None, step
+        self.account.write(step)
 
     def should_report(self, step: int) -> bool:
         """Returns whether a report after `step` is due."""
@@ -134,6 +137,7 @@ class RunRecorder:
         found, skipped = self.metrics.summary(self._peak)
         spent = {'train/tokens': self.metrics.tokens, 'train/flops': self.metrics.flops}
         self._writer.write(step, {**found, **spent, 'epoch': step / self.data.batches.steps_per_epoch})
+        self._kept = None
         self.account.write()
         if skipped >= self.config.train.max_skipped:
             self.error = self._save_skipped_batch(step, skipped)
@@ -175,9 +179,18 @@ class MetricAccumulator:
         self._pending: list[tuple[Mapping[str, Any], int | None]] = []
         self._tokens_since, self._flops_since, self._since = 0, 0.0, time.monotonic()
 
+    def begin(self) -> None:
+        """Leaves the time until now out of the tokens per second."""
+        self._since = time.monotonic()
+
     def add(self, metrics: Mapping[str, Any], index: int | None = None) -> None:
         """Counts one more step, of whose metrics only the slice `index` is read, if it is given."""
         self._pending.append((metrics, index))
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether there are steps that no `snapshot` has read."""
+        return bool(self._pending)
 
     def is_pending(self) -> bool:
         """Returns whether the devices still compute the last step."""

@@ -2,10 +2,12 @@
 
 import pathlib
 import re
+import sys
 from typing import Any, Protocol
 
 import jax
 
+from tformer.data import store_copies
 from tformer.errors import UserError
 
 
@@ -29,17 +31,30 @@ class StepTrace:
             raise UserError(f'--profile={text!r} is not FIRST:LAST, two steps from 1 on, in order; write e.g. 10:12')
         several = (f'process_{jax.process_index()}',) if jax.process_count() > 1 else ()
         self.place = directory.joinpath('profile', *several)
-        self._runs = False
+        self._runs = self._ends = False
+        self._step = 0
 
     def check(self, made: int, num_steps: int) -> None:
-        """Raises a `UserError` if the steps after `made`, up to `num_steps`, do not hold all of the range."""
+        """Prepares for the steps after `made`, up to `num_steps`; a line says so if the range has begun already, in a
+        process before this one, as nothing is traced then.
+
+        Raises:
+          UserError: the range goes beyond the last step, or its directory cannot be made.
+        """
         if self.last > num_steps:
             raise UserError(f'--profile={self.first}:{self.last}: the last step is {num_steps:,}')
         if self.first <= made:
-            raise UserError(f'--profile={self.first}:{self.last}: the next step is {made + 1:,}')
+            self._say(f'nothing is traced, as step {made:,} is made already')
+            self._ends = True
+            return
+        try:
+            self.place.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f'{self.place}: {error.strerror}') from error
 
     def begin(self, step: int) -> None:
         """Starts the trace if `step` is the first of it."""
+        self._step = step
         if step == self.first:
             options = jax.profiler.ProfileOptions()
             options.python_tracer_level = 0  # calls of Python, which fill the million events that Perfetto's file takes
@@ -51,10 +66,16 @@ class StepTrace:
         if step == self.last:
             jax.block_until_ready(arrays)
             self.close()
-            print(f'a trace of steps {self.first:,} to {self.last:,} is in {self.place}', flush=True)
 
     def close(self) -> None:
-        """Ends a trace that runs, e.g. because the run was stopped."""
+        """Ends a trace that runs, e.g. because the run was stopped; says which steps it has."""
         if self._runs:
-            self._runs = False
             jax.profiler.stop_trace()
+            where = store_copies.shown(self.place)
+            print(f'a trace of steps {self.first:,} to {self._step:,} is in {where}', flush=True)
+        elif not self._ends:
+            self._say(f'nothing is traced, as the last step was {self._step:,}')
+        self._runs, self._ends = False, True
+
+    def _say(self, line: str) -> None:
+        print(f'--profile={self.first}:{self.last}: {line}', file=sys.stderr, flush=True)

@@ -17,6 +17,7 @@ from typing import Any
 import jax
 from jax.experimental import multihost_utils
 
+from tformer.data import store_copies
 from tformer.distributed import processes
 from tformer.errors import STOPPED, Stopped
 
@@ -143,6 +144,7 @@ class StopMonitor:
                     os._exit(128 + number[0])
                 if not self.has_step:
                     print(f'tformer: received {name}: exiting; there is nothing to save', file=sys.stderr, flush=True)
+                    store_copies.leave()
                     processes.leave(STOPPED)
                     os._exit(STOPPED)
                 line = 'saving a checkpoint, then exiting; send it again to exit immediately'

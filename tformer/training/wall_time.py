@@ -1,7 +1,7 @@
 """Where the wall time of a run goes: seconds by part, over all the processes that trained it one after the other.
 
-A checkpoint holds the seconds up to it, and wall_time.json in the workdir the newest total. What a resumed run finds
-between the two was spent after its checkpoint by a process that ended before the next one.
+A checkpoint holds the seconds up to it. wall_time.json in the workdir has the newest ones, and those up to the end of
+what the newest checkpoint holds: what a resumed run finds between the two was lost.
 """
 
 import contextlib
@@ -20,6 +20,7 @@ from tformer.errors import UserError
 PARTS = ('steps', 'compiling', 'waiting_for_data', 'saving', 'evaluating', 'lost_to_restarts', 'other')
 WALL_TIME = 'wall_time'  # of result.json and of a checkpoint's metadata
 FILE = f'{WALL_TIME}.json'
+LOST, KEPT = 'lost_to_restarts', 'kept'
 COMPILING = '/jax/core/compile/'  # what jax calls the spans of tracing, lowering and compiling
 
 
@@ -80,14 +81,18 @@ class Clock:
 class Account:
     """The seconds of a run by part: those up to the checkpoint that it resumes from, lost ones, and a clock's."""
 
-    def __init__(self, clock: Clock, workdir: pathlib.Path | None, saved: Mapping[str, float] | None):
-        """`saved` are the `seconds` of the checkpoint, None: it starts anew; workdir=None: nothing is written."""
+    def __init__(self, clock: Clock, workdir: pathlib.Path | None, saved: Mapping[str, float] | None, step: int = 0):
+        """`saved` are the `seconds` in the checkpoint after `step`, None: it starts anew; workdir=None: nothing is
+        written."""
         self.clock, self._workdir = clock, workdir
+        self._kept: dict[str, float] = {}  # what is written beside the newest seconds
+        total, kept = _read(workdir)
+        if saved is not None and kept.get('step') == step:
+            saved = self._kept = kept  # as `saved`, with the time that saving took, and evaluations after it
         self._before = {part: float((saved or {}).get(part, 0.0)) for part in PARTS}
         if workdir is not None:
-            total = total_seconds(workdir)
-            self._before['lost_to_restarts'] = 0.0
-            self._before['lost_to_restarts'] = max(0.0, total - sum(self._before.values()))
+            self._before[LOST] = 0.0
+            self._before[LOST] = max(0.0, total - sum(self._before.values()))
 
     def seconds(self) -> dict[str, float]:
         """Returns the seconds of each of `PARTS`, rounded, and as `total` their sum."""
@@ -95,17 +100,28 @@ class Account:
         found = {part: round(self._before[part] + here[part], 3) for part in PARTS}
         return {**found, 'total': round(sum(found.values()), 3)}
 
-    def write(self) -> None:
-        """Writes the total to the workdir, where a process that resumes the run finds it, if the disk has room."""
+    def write(self, kept: int | None = None) -> None:
+        """Writes the seconds to the workdir, where a process that resumes the run finds them, if the disk has room.
+
+        `kept` is the step of a checkpoint that holds all that was done until now; None: there are steps after it.
+        """
+        seconds = self.seconds()
+        if kept is not None:
+            self._kept = {'step': kept, **seconds}
         if self._workdir is not None:
             with contextlib.suppress(OSError):
-                atomic.write(self._workdir / FILE, json.dumps(self.seconds()) + '\n')
+                atomic.write(self._workdir / FILE, json.dumps({**seconds, KEPT: self._kept}) + '\n')
 
 
 def total_seconds(workdir: pathlib.Path) -> float:
     """Returns the seconds that a run has taken so far; 0 where its file does not exist, or is damaged."""
-    file = workdir / FILE
-    try:
-        return float(json_files.read(file)['total']) if file.exists() else 0.0
-    except (UserError, KeyError, TypeError, ValueError):
-        return 0.0
+    return _read(workdir)[0]
+
+
+def _read(workdir: pathlib.Path | None) -> tuple[float, dict[str, float]]:
+    """Returns (the seconds that a run has taken so far, those that its checkpoint has with the checkpoint's step)."""
+    if workdir is not None:
+        with contextlib.suppress(UserError, KeyError, TypeError, ValueError, AttributeError):
+            found = json_files.read(workdir / FILE)
+            return float(found['total']), {name: float(value) for name, value in found.get(KEPT, {}).items()}
+    return 0.0, {}

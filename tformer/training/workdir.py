@@ -15,7 +15,7 @@ from typing import Any
 from tformer import atomic, checks
 from tformer import config as config_lib
 from tformer.config import Config, extensions
-from tformer.data import locks, stores
+from tformer.data import locks, store_copies, stores
 from tformer.data.batches.mixture import Concatenation
 from tformer.data.tokenizers.tokenizers import Tokenizers, cached_tokenizers, train_tokenizers, with_chat
 from tformer.errors import UserError, choose, nearest
@@ -69,7 +69,8 @@ def read_config(workdir: pathlib.Path) -> Config:
     stores.require_local(workdir)
     file = workdir / 'config.json'
     if not file.exists():
-        others = [path.parent for path in workdir.parent.glob('*/config.json')]
+        beside = () if str(workdir) in store_copies.COPIES else workdir.parent.glob('*/config.json')
+        others = [path.parent for path in beside]
         raise UserError(f'{workdir} is not a workdir: it has no config.json{nearest(workdir, others)}')
     config = config_lib.from_json(file)
     if not digests.matches(workdir, file.name) and (newest := checkpoint.newest_metadata(workdir)):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from tformer import atomic
 from tformer.data import stores
+from tformer.data.store_copies import shown
 from tformer.errors import UserError
 from tformer.lab.report import drawing, explore, plots, render, tables
 from tformer.lab.report.report_data import Report
@@ -31,10 +32,10 @@ def write(report: Report, export: str | pathlib.Path | None = None) -> str:
         return drawings.get((kind, which), '')
 
     files: dict[pathlib.Path, str | bytes] = {
-        home / MARKDOWN: render.markdown(report, drawn),
-        home / PAGE: render.page(render.markdown(report, drawn, page=True), draw, explore.data(report)),
+        home / MARKDOWN: shown(render.markdown(report, drawn)),
+        home / PAGE: shown(render.page(render.markdown(report, drawn, page=True), draw, explore.data(report))),
     }
-    said = list(map(str, files))
+    said = list(map(shown, files))
     try:
         if export is not None:
             stores.require_local(pathlib.Path(export))
