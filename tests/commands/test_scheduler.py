@@ -1,5 +1,6 @@
 """Requests in rows that come free: who is let go and why, and where a text ends."""
 
+import functools
 import itertools
 import queue
 import threading
@@ -18,7 +19,7 @@ from tformer.data.tokenizers.bytes_and_characters import Byte, Symbol
 from tformer.data.tokenizers.subwords import SentencePiece
 from tformer.decode.drawing import Drawing
 from tformer.decode.engine import Engine
-from tformer.distributed import meshes
+from tformer.distributed import meshes, sharding
 
 END = 0
 
@@ -52,9 +53,9 @@ class Counting:
 @pytest.fixture
 def made():
     counting = Counting()
-    mesh = meshes.make_mesh(Mesh(data=1), jax.devices()[:1])
+    place = functools.partial(sharding.placed, meshes.make_mesh(Mesh(data=1), jax.devices()[:1]), Mesh(data=1))
     scheduler = Scheduler(
-        counting.engine, None, mesh, rows=2, most_waiting=4, ends=(END,),
+        counting.engine, None, place, rows=2, most_waiting=4, ends=(END,),
         decode=lambda ids: ''.join(f'<{i}>' for i in ids),
     )  # fmt: skip
     scheduler.start()

@@ -6,7 +6,7 @@ import types
 import pytest
 
 import toy_hlo
-from tformer.distributed import collectives, costs, hlo, traffic
+from tformer.distributed import collectives, costs, devices, hlo, traffic
 
 MESH = types.SimpleNamespace(shape={'data': 2, 'fsdp': 2, 'tensor': 2})
 
@@ -88,6 +88,27 @@ def test_operations_of_products_and_convolutions():
         '%d = f32[2,4,4]{2,1,0} dot(%a, %a), lhs_batch_dims={0}, lhs_contracting_dims={2}, rhs_contracting_dims={2}'
     )
     assert costs.flops(hlo.parse(toy_hlo.main('%a = bf16[2,4,6]{2,1,0} constant({...})', batched))) == 2 * 2 * 4 * 4 * 6
+
+
+def test_a_product_of_few_rows_on_a_gpu_is_a_sum_of_products():
+    lines = (
+        '%zero = f32[] constant(0)',
+        '%p = f32[4,8]{1,0} multiply(%x, %x)',
+        '%s = f32[4]{0} reduce(%p, %zero), dimensions={1}, to_apply=%add, metadata={op_name="NAME"}',
+    )
+    names = {'jit(step)/mlp/in_0/BTD,DF->BTF/dot_general': 2 * 4 * 8, 'jit(step)/norm/reduce_sum': 0}
+    for name, flops in names.items():
+        assert costs.flops(hlo.parse(toy_hlo.main(*(line.replace('NAME', name) for line in lines)))) == flops
+
+
+def test_products_of_integers_have_the_peak_of_integers():
+    line = '%d = TYPE[4,4]{1,0} dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={1}'
+    for left, right, integers in (('s8', 's8', True), ('s8', 'bf16', False), ('bf16', 'bf16', False)):
+        given = (f'%{name} = {kind}[4,16]{{1,0}} constant({{...}})' for name, kind in (('a', left), ('b', right)))
+        (work,) = costs.works(hlo.parse(toy_hlo.main(*given, line.replace('TYPE', 's32' if integers else 'f32'))))
+        assert work.integers is integers
+        found = devices.times(devices.DEVICES['h100'], 'bfloat16', [work], (), {})
+        assert found.compute == work.flops / (1978e12 if integers else 989e12)
 
 
 # A product on a TPU is a convolution whose windows reach beyond the other operand (from a compiled program).

@@ -18,11 +18,11 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from tformer.commands import out_of_memory
-from tformer.config import AXES, Config
+from tformer.config import AXES, Config, tasks
 from tformer.config import Mesh as MeshConfig
 from tformer.data.batches.packing import BATCHING
-from tformer.decode.generate import STRATEGIES, begin, cache_slots
-from tformer.decode.sample import prefill
+from tformer.decode import single_step
+from tformer.decode.text import longest_input
 from tformer.distributed import collectives, compilers, costs, devices, hlo, meshes, sharding, traffic
 from tformer.distributed.devices import Target, Times, times
 from tformer.errors import UserError
@@ -33,7 +33,7 @@ from tformer.training import flops, setup
 from tformer.training.dummy_batch import assumed, one_row
 from tformer.training.program import Program, make_program, placed_shapes
 
-TRAIN_STEP = 'train step'
+TRAIN_STEP, PREFILL, DECODE_STEP = 'train step', 'prefill', 'decode step'
 MOST_CPUS = 4096  # JAX takes five seconds to start with them, and minutes with four times as many
 
 # The CPU's machine code never runs, so it need not be fast; partitioning and fusion stay the same.
@@ -193,13 +193,26 @@ def _abstract_teacher(program: Program) -> tuple[Any, ...]:
 
 def _prefill(program: Program, state: Any, batch: Any) -> tuple[jax.stages.Traced, dict[str, Any]]:
     variables = _abstract_variables(program, state)
-    traced = compilers.jit(functools.partial(_read_prompt, program)).trace(variables, _prompts(batch))
-    return traced, {'parameters': variables}
+    read = functools.partial(single_step.read_prompts, program.model, program.config.decode)
+    return compilers.jit(read).trace(variables, _prompts(program.config, batch)), {'parameters': variables}
 
 
-def _prompts(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a batch of training as one of generation, whose rows hold one text each."""
-    return {name: x for name, x in batch.items() if not name.endswith('segment_ids')}
+def _prompts(config: Config, batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a batch of training as one of generation, whose rows hold one text each, as long as new ones allow.
+
+    Raises:
+      UserError: new tokens leave no room for a prompt.
+    """
+    longest = len(config.data.start)
+    if config.model.family != 'encoder_decoder':
+        longest = min(batch['inputs'].shape[1], longest_input(config, tasks.TASKS[config.train.objective].given)[0])
+
+    def cut(name: str, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        whole = name.startswith('encoder_') or x.ndim < 2
+        shape = x.shape if whole else (x.shape[0], longest, *x.shape[2:])
+        return jax.ShapeDtypeStruct(shape, x.dtype, sharding=x.sharding)
+
+    return {name: cut(name, x) for name, x in batch.items() if not name.endswith('segment_ids')}
 
 
 def _abstract_variables(program: Program, state: Any) -> dict[str, Any]:
@@ -224,46 +237,30 @@ def _abstract_variables(program: Program, state: Any) -> dict[str, Any]:
     return {**variables, 'params': params, QUANTIZATIONS[kind]: unflatten_dict(found)}
 
 
-def _read_prompt(program: Program, variables: Any, batch: Any) -> Any:
-    """Returns the cache after a prompt, without its last token, with room for that and the new ones."""
-    decode = program.config.decode
-    slots = cache_slots(decode, batch['inputs'].shape[1])
-    extend, cache, prompt = begin(
-        program.model, variables, batch, slots, decode.prefill_chunk, decode.cache_quantization
-    )
-    return prefill(extend, cache, prompt)
-
-
 def _decode_step(program: Program, state: Any, batch: Any) -> tuple[jax.stages.Traced, dict[str, Any]]:
-    decode = program.config.decode
-    hypotheses = STRATEGIES[decode.strategy].tokens(decode)
+    decode, variables = program.config.decode, _abstract_variables(program, state)
+    rows: list[tuple[int, int]] = []
 
     def start(variables: Any, batch: Any) -> Any:
-        cache = _read_prompt(program, variables, batch)
-        return cache if hypotheses == 1 else cache.branch(hypotheses)
+        found = single_step.first_step(program.model, decode, variables, batch)
+        rows.append(found.shape)
+        return found.cache
 
-    variables = _abstract_variables(program, state)
-    cache = jax.eval_shape(start, variables, _prompts(batch))
-    one = {
-        name: jax.ShapeDtypeStruct((len(x), hypotheses), x.dtype, sharding=x.sharding)
-        for name, x in batch.items()
-        if name in ('inputs', 'positions')
-    }
-
-    def step(variables: Any, tokens: jax.Array, positions: jax.Array, cache: Any) -> Any:
-        return program.model.apply(variables, tokens, positions, cache, method='extend')
-
+    cache = jax.eval_shape(start, variables, _prompts(program.config, batch))
+    place = batch['inputs'].sharding
+    tokens = jax.ShapeDtypeStruct(rows[-1], batch['inputs'].dtype, sharding=place)
     read = jax.jit(functools.partial(for_steps, program.model.cfg))
     places = read.lower(variables).compile().output_shardings
     read_by_step = placed_shapes(jax.eval_shape(read, variables), places)
+    step = functools.partial(single_step.step, program.model, decode)
     jitted = compilers.jit(step, donate_argnums=3, keep_unused=True)
-    return jitted.trace(read_by_step, one['inputs'], one['positions'], cache), {'parameters': read_by_step}
+    return jitted.trace(read_by_step, tokens, tokens, cache), {'parameters': read_by_step}
 
 
 PROGRAMS: dict[str, Callable[[Program, Any, Any], tuple[jax.stages.Traced, dict[str, Any]]]] = {
     TRAIN_STEP: _train_step,
-    'prefill': _prefill,
-    'decode step': _decode_step,
+    PREFILL: _prefill,
+    DECODE_STEP: _decode_step,
 }
 
 

@@ -5,7 +5,7 @@ import math
 import sys
 from typing import Any
 
-from tformer.commands.dry_run import TRAIN_STEP, DryRun, compile_program
+from tformer.commands.dry_run import DECODE_STEP, TRAIN_STEP, DryRun, compile_program
 from tformer.config import Config
 from tformer.data.batches.packing import BATCHING
 from tformer.distributed import collectives, costs, hlo, traffic
@@ -81,9 +81,12 @@ def _collectives(found: list[collectives.Collective]) -> list[str]:
 def _kernels(run: DryRun) -> list[str]:
     found, model = costs.kernels(run.program), run.config.model
     packed = run.name == TRAIN_STEP and BATCHING[run.config.data.batching].packs  # texts are decoded one a row
-    attention = [] if model.recurrence else [kernel_choice.described(model, run.target.jax_platform, packed=packed)]
+    drops = run.name == TRAIN_STEP
+    attention = kernel_choice.described(model, run.target.jax_platform, packed=packed, drops=drops)
+    if run.name == DECODE_STEP:
+        attention = 'attention to the cache by reference'
     listed = ['kernels', *(f'  {name:<50} {count:>9,}' for name, count in found.items())] if found else []
-    return attention + listed
+    return listed if model.recurrence else [attention, *listed]
 
 
 def _operations(run: DryRun) -> list[str]:

@@ -66,7 +66,7 @@ def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) 
     if flags.data:
         show_data(config, flags.workdir)
         return
-    programs = ('prefill', 'decode step') if flags.decode else (dry_run.TRAIN_STEP,)
+    programs = (dry_run.PREFILL, dry_run.DECODE_STEP) if flags.decode else (dry_run.TRAIN_STEP,)
     if not flags.json:
         print(inspect(config))
         if flags.workdir is not None:

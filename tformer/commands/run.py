@@ -234,7 +234,7 @@ class Run:
         kind, mesh = self.config.decode.quantization, meshes.mesh_of(self.variables)
         if kind is None:
             return self
-        with jax.set_mesh(mesh):
+        with sharding.placed(mesh, self.config.mesh):
             drafts = self.draft and dataclasses.replace(
                 self.draft, variables=quantized(self.draft.model, self.draft.variables, kind)
             )

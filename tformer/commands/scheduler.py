@@ -4,6 +4,7 @@ What is asked for, said and given up passes between threads here; nothing of HTT
 """
 
 import collections
+import contextlib
 import dataclasses
 import sys
 import threading
@@ -102,20 +103,23 @@ def _overlap(text: str, stop: str) -> int:
 
 
 class Scheduler:
-    """Writes requests, of which `rows` are written at once and `most_waiting` wait."""
+    """Writes requests, of which `rows` are written at once and `most_waiting` wait.
+
+    `place` gives a context on whose devices they are written (`sharding.placed`).
+    """
 
     def __init__(
         self,
         engine: Engine,
         variables: Any,
-        mesh: jax.sharding.Mesh,
+        place: Callable[[], contextlib.AbstractContextManager[None]],
         *,
         rows: int,
         most_waiting: int,
         decode: Callable[[list[int]], str],
         ends: Sequence[int],
     ) -> None:
-        self.engine, self.variables, self.mesh = engine, variables, mesh
+        self.engine, self.variables, self.place = engine, variables, place
         self.rows, self.most_waiting = rows, most_waiting
         self.decode, self.ends = decode, ends
         self.writing: dict[int, Request] = {}
@@ -159,7 +163,7 @@ class Scheduler:
             return not self.waiting and not self.writing
 
     def _run(self) -> None:
-        with jax.set_mesh(self.mesh):
+        with self.place():
             self._write()
 
     def _write(self) -> None:

@@ -161,7 +161,7 @@ def write(
     mesh = meshes.mesh_of(variables)
     rows, multiple = meshes.batch_sharding(mesh), meshes.row_multiple(mesh, config.mesh)
     left = sum(number not in done for number in range(len(texts)))
-    with jax.set_mesh(mesh):
+    with sharding.placed(mesh, config.mesh):
         variables = in_fewer_bits(plain.model, variables, plain.decode.quantization, draft)
         if draft is None and refill.serves(plain, left // share[1]):
             yield from _in_free_rows(plain, tokenizers, variables, texts, seed, cut, done, share)
@@ -194,7 +194,7 @@ def _in_free_rows(
     made = _refill(build(config.model), part, tokenizers, cut=cut, mesh=mesh)
 
     def written(index: int) -> Generator[tuple[int, list[Output]], None, None]:
-        with jax.set_mesh(mesh):
+        with sharding.placed(mesh, config.mesh):
             own = share[0] + share[1] * index, share[1] * number
             yield from made.write(variables, texts, seed, done=done, share=own)
 

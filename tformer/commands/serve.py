@@ -9,6 +9,7 @@ answers those that are there, for --grace seconds. `pip install 'tformer[serve]'
 """
 
 import contextlib
+import functools
 import math
 import signal
 import sys
@@ -23,7 +24,7 @@ from tformer.commands.run import Run
 from tformer.commands.scheduler import Scheduler
 from tformer.decode.drawing import Drawing
 from tformer.decode.text import read_whole
-from tformer.distributed import meshes
+from tformer.distributed import meshes, sharding
 from tformer.errors import UserError
 from tformer.model import for_steps, quantized
 
@@ -83,7 +84,8 @@ def make_scheduler(run: Run, *, rows: int, most_waiting: int, kept: int = 0) -> 
     made = row_writer.make(run, rows, own_biases=True, kept=kept)
     variables = for_steps(run.model.cfg, quantized(run.model, run.variables, run.config.decode.quantization))
     mesh = meshes.make_mesh(run.config.mesh)
-    with jax.set_mesh(mesh):  # no request need wait for the compiler
+    place = functools.partial(sharding.placed, mesh, run.config.mesh)
+    with place():  # no request need wait for the compiler
         slots = made.engine.empty(variables)
         for length in row_writer.lengths(run.config):
             batch = row_writer.example(made, length) | row_writer.bias_of({})
@@ -93,4 +95,4 @@ def make_scheduler(run: Run, *, rows: int, most_waiting: int, kept: int = 0) -> 
         jax.block_until_ready(slots)
     options: dict[str, Any] = {'decode': made.writer.decode, 'ends': made.writer.ends}
     options |= {'rows': made.rows, 'most_waiting': most_waiting}
-    return made, Scheduler(made.engine, variables, mesh, **options)
+    return made, Scheduler(made.engine, variables, place, **options)

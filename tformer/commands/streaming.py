@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 
-import jax
 import numpy as np
 
 from tformer.commands import row_writer
@@ -11,7 +10,7 @@ from tformer.commands.scheduler import Text
 from tformer.data.tokenizers.chat import Messages
 from tformer.decode.drawing import drawing_of, unknown
 from tformer.decode.text import make_writer
-from tformer.distributed import meshes
+from tformer.distributed import meshes, sharding
 from tformer.model import for_steps, quantized
 
 
@@ -29,7 +28,7 @@ def stream(run: Run, texts: Sequence[str | Messages], seed: int) -> Iterator[Ite
     variables = for_steps(run.model.cfg, quantized(run.model, run.variables, decode.quantization))
     read = make_writer(run.model, run.config, run.tokenizers, cut=False).read(texts)  # with room for decode.max_len
     drawing = drawing_of(decode, seed)
-    with jax.set_mesh(meshes.make_mesh(run.config.mesh)):
+    with sharding.placed(meshes.make_mesh(run.config.mesh), run.config.mesh):
         slots = engine.empty(variables)
         for number, tokens in enumerate(read):
             slots = engine.insert(variables, slots, batch(tokens), np.int32(0), drawing._replace(row=number))

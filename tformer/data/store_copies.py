@@ -274,8 +274,12 @@ class _Pushing:
 
 
 def leave() -> None:
-    """Ends what a process has on stores before it exits without ending its blocks, and has nothing to save."""
+    """Ends what a process has on stores, before it exits without ending its blocks; it does not wait for a store."""
     for place, copy in COPIES.items():
+        try:
+            copy.push()
+            shutil.rmtree(place, ignore_errors=True)
+        except (UserError, OSError) as error:
+            say(f'{error}; what could not be written is in {place}')
         if copy.lease is not None:
             copy.lease.end()
-        shutil.rmtree(place, ignore_errors=True)

@@ -59,14 +59,16 @@ def insist(act: Callable[[], T]) -> T:
     Raises:
       Unsaved: it still does not, or it refuses.
     """
-    end = time.monotonic() + PATIENCE
+    end, told = time.monotonic() + PATIENCE, False
     while True:
         try:
             return act()
         except UserError as error:
             if not isinstance(error, Unreachable) or time.monotonic() >= end:
                 raise Unsaved(str(error)) from error
-            say(f'{error}; asking again for {end - time.monotonic():.0f} s')
+            if not told:
+                say(f'{error}; asking again for {end - time.monotonic():.0f} s')
+            told = True
             time.sleep(PAUSE)
 
 

@@ -26,6 +26,7 @@ from tformer.decode.rules import Rules
 from tformer.decode.sample import Prompt, banned_mask, prefill
 from tformer.decode.sample import read as read_further
 from tformer.distributed.compilers import jit
+from tformer.layers.parallel import each_device
 
 
 class Slots(flax.struct.PyTreeNode):
@@ -189,9 +190,21 @@ def _inserted(
     keys_R, step_R = jax.vmap(key_of)(ways), jnp.zeros_like(position_R)
     new = Slots(cache, recent_RK, position_R, step_R, ruled, bias, keys_R, ways)
     old = slots.replace(cache=slots.cache.replace(index=None))
-    made: Any = jax.tree.map(lambda x, x_R: x.at[rows_R].set(x_R.astype(x.dtype), mode='drop'), old, new)
+    made: Any = jax.tree.map(functools.partial(_put, rows_R), old, new)
     begun: Slots = made.replace(cache=made.cache.replace(index=slots.cache.index))
     return begun
+
+
+def _put(rows_R: jax.Array, x: jax.Array, x_R: jax.Array) -> jax.Array:
+    """Returns x [B, ...] with some of its rows replaced; a row B is none.
+
+    Where devices share the rows, a single one is written to by a mask: compilers of accelerators would gather all rows
+    on every device to write to one whose place they do not know.
+    """
+    if len(rows_R) > 1 or each_device.ways(each_device.split('batch', len(x)) or ()) == 1:
+        return x.at[rows_R].set(x_R.astype(x.dtype), mode='drop')
+    written_B = jnp.arange(len(x)) == rows_R
+    return jnp.where(written_B.reshape(-1, *[1] * (x.ndim - 1)), x_R.astype(x.dtype), x)
 
 
 def _drawn(facts: _Facts, slots: Slots, logits_BV: jax.Array) -> tuple[Slots, jax.Array, jax.Array]:

@@ -100,9 +100,9 @@ def make_generate(
         drafts = draft is not None or cfg.draft is not None
         slots = cache_slots(cfg, P + (cfg.draft_len + 1 if drafts else 0))
         growth = () if drafts or model.cfg.recurrence is not None else _growth(cfg, P)
-        extend, cache, prompt = _begun(model, cfg, variables, batch, _up(P) if growth else slots)
+        extend, cache, prompt = begun(model, cfg, variables, batch, _up(P) if growth else slots)
         if cfg.guidance != 1:
-            extend, cache = _guided(model, cfg, variables, batch, slots)
+            extend, cache = begun_guided(model, cfg, variables, batch, slots)
         ending = Ending(cfg.max_len, eos, tuple(banned), cfg.forced_end, tuple(others))
         penalties = _penalties(cfg, (eos, *others))
         drafting = _drafting(model, cfg, variables, batch, slots, tuple(banned), draft) if drafts else None
@@ -165,7 +165,7 @@ def read_together(cfg: Model) -> str | None:
     return next((name for name, holds in choices.items() if holds), None)
 
 
-def _begun(
+def begun(
     model: nn.Module, cfg: config.Decode, variables: Any, batch: Mapping[str, Any], slots: int
 ) -> tuple[Extend, Any, Prompt]:
     """Returns what `begin` does, for beams with a coverage penalty over a `Covered` cache."""
@@ -176,11 +176,11 @@ def _begun(
     return counted(extend, attend_by(model, variables)), covered, prompt
 
 
-def _guided(
+def begun_guided(
     model: nn.Module, cfg: config.Decode, variables: Any, batch: Mapping[str, Any], slots: int
 ) -> tuple[Extend, Doubled]:
     """Returns the step function of guidance and its cache, of the same prompt."""
-    extend, cache, _ = _begun(model, cfg, variables, with_and_without(batch), slots)
+    extend, cache, _ = begun(model, cfg, variables, with_and_without(batch), slots)
     return guided(extend, cfg.guidance), Doubled(cache, positions_of(batch)[:, -1])
 
 

@@ -8,11 +8,15 @@ import jax
 from tformer.distributed import sharding
 
 # By JAX backend. On a TPU a product does not pass its operand's parts around a ring, in dozens of small products, but
-# waits for all of them.
-OPTIONS = {'tpu': {'xla_jf_spmd_threshold_for_windowed_einsum_mib': 1_000_000}}  # larger than any operand
+# waits for all of them. On a GPU products of the same tokens are not merged into one, for which kernels would be copied
+# beside each other in every step.
+OPTIONS: dict[str, dict[str, Any]] = {
+    'tpu': {'xla_jf_spmd_threshold_for_windowed_einsum_mib': 1_000_000},  # larger than any operand
+    'gpu': {'xla_gpu_dot_merger_threshold_mb': 0},
+}
 # Those of the train step besides. On a GPU all matrix products use cuBLAS, which adds biases and residuals as it writes
 # its results; timing Triton's kernels against it would only make compiling longer.
-TRAINING = {'gpu': {'xla_gpu_enable_triton_gemm': False, 'xla_gpu_dot_merger_threshold_mb': 0}}
+TRAINING = {'gpu': {'xla_gpu_enable_triton_gemm': False}}
 
 
 def traced(tree: Any) -> bool:

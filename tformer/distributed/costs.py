@@ -18,9 +18,10 @@ class Work(NamedTuple):
       name: the instruction's name.
       source: where in the model it comes from: the end of the name that JAX gives the operation; '' if unknown.
       times: how often a run executes it.
-      flops: floating-point operations of its products in one execution, two per multiply-add.
+      flops: operations of its products in one execution, two per multiply-add.
       bytes: those that it reads from and writes to the device's memory in one execution, each array once.
       cycles: the compiler's own estimate of one execution in clock cycles; None where it says hlo.nothing.
+      integers: whether the operands of its products are integers of 8 bits, which have a higher peak.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Work(NamedTuple):
     flops: float
     bytes: float
     cycles: int | None
+    integers: bool = False
 
 
 UNKNOWN = 2**63 - 1  # the cycles that a TPU's compiler estimates for what a SparseCore does
@@ -44,7 +46,7 @@ def works(program: Program) -> list[Work]:
         if i.opcode not in traffic.FREE and not i.opcode.endswith('-done'):
             flops, moved, cycles = _flops(program, i, c), traffic.moved(program, i, c), _cycles(i)
             if flops or moved or cycles:
-                found.append(Work(i.name, hlo.source(i), times, flops, moved, cycles))
+                found.append(Work(i.name, hlo.source(i), times, flops, moved, cycles, _of_integers(program, i, c)))
     return found
 
 
@@ -71,6 +73,13 @@ def _flops(program: Program, i: Instruction, c: Computation) -> float:
     return products(i, c) + sum(products(*each) for each in inside(program, i))
 
 
+def _of_integers(program: Program, i: Instruction, c: Computation) -> bool:
+    """Returns whether an instruction has products, all of them of integers of 8 bits."""
+    parts = [each for each in ((i, c), *inside(program, i)) if products(*each)]
+    shapes = [place[name].shape for each, place in parts for name in each.operands[:2]]
+    return bool(shapes) and all(re.match(r'[su]8\[', shape) for shape in shapes)
+
+
 def products(i: Instruction, c: Computation) -> float:
     """Returns the floating-point operations of an instruction by itself: a product, a convolution or a kernel."""
     if i.opcode in ('dot', 'ragged-dot'):
@@ -81,6 +90,8 @@ def products(i: Instruction, c: Computation) -> float:
         return _convolution(i, dims(c[i.operands[0]].shape), dims(c[i.operands[1]].shape))
     if i.opcode == 'custom-call':
         return _kernel(i, c)
+    if i.opcode == 'reduce' and re.search(r'op_name="[^"]*\bdot_general"', i.attributes):  # a GPU's, of few rows
+        return 2.0 * float(np.prod(dims(c[i.operands[0]].shape)))
     return 0.0
 
 

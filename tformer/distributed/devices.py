@@ -23,6 +23,11 @@ from tformer.distributed.costs import Work
 from tformer.errors import UserError, choose
 
 
+def _peaks(bfloat16: float, float32: float) -> dict[str, float]:
+    """Returns operations per second by type of operands; integers of 8 bits have twice those of bfloat16."""
+    return {'bfloat16': bfloat16, 'float32': float32, 'int8': 2 * bfloat16}
+
+
 class Device(NamedTuple):
     """A kind of device, with its published peaks.
 
@@ -83,7 +88,8 @@ def times(
     """
     axes, compute, memory, busy = list(mesh), 0.0, 0.0, 0.0
     for work in works:
-        products, moved = work.flops / device.flops[dtype], work.bytes / device.bandwidth
+        peak = device.flops['int8' if work.integers else dtype]
+        products, moved = work.flops / peak, work.bytes / device.bandwidth
         said = work.cycles / device.clock if work.cycles and device.clock else 0.0
         compute += work.times * products
         memory += work.times * moved
@@ -254,25 +260,25 @@ DEVICES: dict[str, Device] = {
     # them; pods of 256; two network cards of 100 Gb/s for eight chips. Its four matrix units of 128 x 128 make the
     # clock. Products of float32 are of bfloat16 by default (JAX); so for all TPUs.
     'v5e': Device(
-        'TPU v5e (16 GB)', 'tpu', 16e9, {'bfloat16': 197e12, 'float32': 197e12}, 819e9, 256, 100e9, 3.125e9, 1.5e9, 2
+        'TPU v5e (16 GB)', 'tpu', 16e9, _peaks(197e12, 197e12), 819e9, 256, 100e9, 3.125e9, 1.5e9, 2
     ),
     # Google Cloud, TPU v5p: 95 GiB; ICI 1,200 GB/s both ways together on the three axes; pods of 8,960; data center
     # network 50 Gb/s a chip.
     'v5p': Device(
-        'TPU v5p (95 GiB)', 'tpu', 95 * 2**30, {'bfloat16': 459e12, 'float32': 459e12}, 2.765e12, 8960, 200e9, 6.25e9,
+        'TPU v5p (95 GiB)', 'tpu', 95 * 2**30, _peaks(459e12, 459e12), 2.765e12, 8960, 200e9, 6.25e9,
         1.75e9, 3,
     ),
     # Google Cloud, TPU v6e: 32 GB; ICI 800 GB/s both ways together on the two axes; pods of 256; four network cards of
     # 200 Gb/s for eight chips. The compiler counts four matrix units of 256 x 256, which make the clock.
     'v6e': Device(
-        'TPU v6e (32 GB)', 'tpu', 32e9, {'bfloat16': 918e12, 'float32': 918e12}, 1.638e12, 256, 200e9, 12.5e9, 1.75e9,
+        'TPU v6e (32 GB)', 'tpu', 32e9, _peaks(918e12, 918e12), 1.638e12, 256, 200e9, 12.5e9, 1.75e9,
         2,
     ),
     # NVIDIA H100 Tensor Core GPU Datasheet, SXM: dense products, half of those with sparsity; TF32 for float32;
     # NVLink 900 GB/s both ways together. NVIDIA DGX H100 Datasheet: 8 GPUs, with 400 Gb/s of InfiniBand each.
-    'h100': Device('H100 SXM (80 GB)', 'cuda', 80e9, {'bfloat16': 989e12, 'float32': 494e12}, 3.35e12, 8, 450e9, 50e9),
+    'h100': Device('H100 SXM (80 GB)', 'cuda', 80e9, _peaks(989e12, 494e12), 3.35e12, 8, 450e9, 50e9),
     # NVIDIA H200 Tensor Core GPU Datasheet, SXM.
-    'h200': Device('H200 SXM (141 GB)', 'cuda', 141e9, {'bfloat16': 989e12, 'float32': 494e12}, 4.8e12, 8, 450e9, 50e9),
+    'h200': Device('H200 SXM (141 GB)', 'cuda', 141e9, _peaks(989e12, 494e12), 4.8e12, 8, 450e9, 50e9),
     # No peaks of this machine are known.
     'cpu': Device('CPU', 'cpu', math.inf, {}, math.inf, 1, math.inf, math.inf),
 }  # fmt: skip

@@ -183,7 +183,7 @@ class Attention(nn.Module):
             out_BNTU = kernels.attend(options.drop(probs_BKGTS), v_BKSU, q_BNTH.shape[1])
             out_BNTU = kernels.seen(out_BNTU, mask_BTS)
         else:
-            name = kernel_choice.pick(cfg, platform())
+            name = kernel_choice.pick(cfg, platform(), drops=training)
             kernel = kernel_choice.KERNELS[name].function
             if ring_attention.ways() > 1:
                 step = q_BNTH.shape[2] == 1 or mask.visible_BTS is not None  # in which each device sums its own slots

@@ -60,14 +60,14 @@ FEATURES = {  # what a model may need of its kernel, and the field, or the varia
 DETERMINISTIC = ('--xla_gpu_deterministic_ops', '--xla_gpu_exclude_nondeterministic_ops')
 
 
-def needs(cfg: Model) -> set[str]:
-    """Returns what a model needs of its kernel, keys of `FEATURES`."""
+def needs(cfg: Model, drops: bool = True) -> set[str]:
+    """Returns what a model needs of its kernel, keys of `FEATURES`; `drops` says whether its dropout is applied."""
     head_dim = cfg.head_dim or cfg.emb_dim // cfg.num_heads
     asked = {
         'bias': POSITIONS[cfg.position].bias is not None,
         'softcap': cfg.attention_softcap is not None,
         'sink': cfg.attention_sink is not None,
-        'dropout': cfg.attention_dropout_rate > 0,
+        'dropout': drops and cfg.attention_dropout_rate > 0,
         'value_dim': cfg.kv_latent_dim is not None or cfg.value_dim not in (None, head_dim),
         'odd_heads': cfg.kv_latent_dim is not None or head_dim % 8 > 0 or head_dim > 256,
         'deterministic': deterministic(),
@@ -82,13 +82,14 @@ def deterministic() -> bool:
     return any(name in DETERMINISTIC and value.lower() in ('', 'true', '1') for name, _, value in given)
 
 
-def pick(cfg: Model, platform: str) -> str:
-    """Returns the key of `KERNELS` that computes a model's attention on `platform`, a jax backend.
+def pick(cfg: Model, platform: str, drops: bool = True) -> str:
+    """Returns the key of `KERNELS` that computes a model's attention on `platform`, a jax backend; `drops` as of
+    `needs`.
 
     Raises:
       UserError: the model names a kernel that does not serve it there.
     """
-    asked = needs(cfg)
+    asked = needs(cfg, drops)
     if cfg.attention_kernel != AUTO:
         line = unserved(cfg.attention_kernel, asked, platform)
         if line is not None:
@@ -97,10 +98,10 @@ def pick(cfg: Model, platform: str) -> str:
     return next(name for name in BEST.get(platform, ('reference',)) if unserved(name, asked, platform) is None)
 
 
-def described(cfg: Model, platform: str, *, packed: bool) -> str:
+def described(cfg: Model, platform: str, *, packed: bool, drops: bool = True) -> str:
     """Returns the pick in words, and why it is none of the kernels that would be faster; `packed` are rows of several
-    examples."""
-    picked, asked, best = pick(cfg, platform), needs(cfg), BEST.get(platform, ())
+    examples, `drops` as of `needs`."""
+    picked, asked, best = pick(cfg, platform, drops), needs(cfg, drops), BEST.get(platform, ())
     faster = best[: best.index(picked)] if picked in best and cfg.attention_kernel == AUTO else ()
     why = [f'{name} does not serve {", ".join(_missing(KERNELS[name], asked, platform))}' for name in faster]
     if picked == 'cudnn' and packed:
