@@ -252,8 +252,8 @@ def test_a_large_vocabulary_is_read_seldom_gathered_narrow_and_has_its_gradient_
 
 def test_stages_gather_layers_for_prompts_once_and_steps_gather_no_kernels():
     """In two bytes a number: a prompt each layer, not all layers for each; a step what tokens are before and after each
-    product, of heads, feed-forwards, tables and logits."""
-    prompt, step, mixture = compiled('h100:8', 'ahead_generation.py')
+    product, of heads, feed-forwards, tables and logits; a text that begins in rows that devices share, nothing."""
+    prompt, step, mixture, begun = compiled('h100:8', 'ahead_generation.py')
     width, hidden, texts, layers = (getattr(ahead_generation, name) for name in ('WIDTH', 'HIDDEN', 'TEXTS', 'LAYERS'))
     kernels = 2 * (4 * width**2 + 2 * width * hidden)
     by_stages = sum(each['bytes'] for each in prompt['collectives'] if each['axes'] == ['pipeline'])
@@ -263,6 +263,7 @@ def test_stages_gather_layers_for_prompts_once_and_steps_gather_no_kernels():
     assert sent < 1.1 * 2 * texts * of_a_token
     gathered = sum(each['bytes'] for each in mixture['collectives'] if each['kind'] == 'all-gather')
     assert gathered < 2 * width * hidden
+    assert sum(each['bytes'] for each in begun['collectives']) < 1000  # of a cache of megabytes
 
 
 def test_recurrent_layers_gather_their_kernels_once_and_not_for_each_token():

@@ -17,7 +17,7 @@ from resuming import STEPS, arguments, arrays, begin, end
 from tformer import __main__ as command_line
 from tformer import checks
 from tformer.commands import failures
-from tformer.data import leases, places, remote, store_copies, stores
+from tformer.data import places, remote, store_copies, store_lease, stores
 from tformer.errors import Stopped, Unsaved, UserError
 from tformer.training import checkpoint, workdir
 from whole_runs import ROOT, numbers, scores
@@ -148,20 +148,20 @@ def test_a_directory_is_owned_by_one_process_that_lives(store, monkeypatch):
         if alive and first is not None:
             first.beat()
 
-    monkeypatch.setattr(leases.time, 'sleep', sleep)
-    monkeypatch.setattr(leases.os, '_exit', lambda code: pytest.fail(f'exit {code}'))
+    monkeypatch.setattr(store_lease.time, 'sleep', sleep)
+    monkeypatch.setattr(store_lease.os, '_exit', lambda code: pytest.fail(f'exit {code}'))
     alive = True
-    first = leases.Lease(store)
-    assert now == [leases.SETTLE_SECONDS]
+    first = store_lease.Lease(store)
+    assert now == [store_lease.SETTLE_SECONDS]
     with pytest.raises(UserError, match=r'^s3://bucket/run is in use by process \d+ on [^ ]+$'):
-        leases.Lease(store)
+        store_lease.Lease(store)
     alive = False
-    second = leases.Lease(store)
+    second = store_lease.Lease(store)
     second.beat()
     with pytest.raises(pytest.fail.Exception, match='exit 1'):
         first.beat()
     first.end()
-    assert store.read(leases.LEASE)[0] is not None
+    assert store.read(store_lease.LEASE)[0] is not None
     second.end()
     assert store.names() == []
 
@@ -245,7 +245,7 @@ def failing(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(stores.Store, '_result', result)
     monkeypatch.setattr(store_copies, 'Store', lambda url: made)
-    monkeypatch.setattr(leases, 'SETTLE_SECONDS', 0)
+    monkeypatch.setattr(store_lease, 'SETTLE_SECONDS', 0)
     clock = types.SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: now.append(now.pop() + seconds))
     monkeypatch.setattr(stores, 'time', clock)
     return made, fails
@@ -402,7 +402,7 @@ def test_a_run_on_a_store_that_is_killed_and_resumed_is_the_local_one(tmp_path, 
         assert checkpoint.steps(one) == checkpoint.steps(other)
         assert arrays(one, STEPS) == arrays(other, STEPS) and numbers(one) == numbers(other)
         assert scores(one) == scores(other)
-    assert leases.LEASE not in stores.Store(url).names()
+    assert store_lease.LEASE not in stores.Store(url).names()
     command_line.main(['tformer', 'evaluate', f'--workdir={url}', '--split=valid'])
     assert {'test', 'valid'} < json.loads(stores.Store(url).read('result.json')[0]).keys()
     command_line.main(['tformer', 'generate', f'--workdir={url}', '--config.decode.max_len=8', 'a'])

@@ -1,16 +1,26 @@
-"""Compiles prompts of a model whose layers stages of a pipeline share, and steps of models that `fsdp` splits, one of
-which has experts; prints a line of JSON for each.
+"""Compiles prompts of a model whose layers stages of a pipeline share, steps of models that `fsdp` splits, one of which
+has experts, and the beginning of a text in rows that devices share; prints a line of JSON for each.
 
 python tests/helpers/ahead_generation.py h100:8
 """
 
+import dataclasses
 import json
 import sys
+
+import jax
+import numpy as np
 
 import ahead
 from tformer.commands import dry_run, dry_run_report
 from tformer.config import override
-from tformer.distributed import devices
+from tformer.decode.drawing import Drawing
+from tformer.decode.engine import make_engine
+from tformer.decode.spread import spread_over
+from tformer.distributed import collectives, devices, hlo, sharding
+from tformer.model import build
+from tformer.training.dummy_batch import assumed
+from tformer.training.program import make_program, placed_shapes
 
 LAYERS, WIDTH, HIDDEN, VOCABULARY, TEXTS = 8, 1024, 4096, 32_768, 32
 SIZES = {
@@ -24,6 +34,21 @@ CASES = (
 )
 
 
+def begin_a_text(target: devices.Target) -> list[collectives.Collective]:
+    """Returns what is sent when a text begins in one of the rows that all devices share."""
+    config = assumed(override(ahead.case('decoder', 'data'), SIZES))
+    mesh, row = dry_run.make_mesh(config, target), {'inputs': np.zeros((1, 64), np.int32)}
+    with sharding.placed(mesh, config.mesh):
+        batch = dry_run.abstract_batch(config, mesh, training=False)
+        params = make_program(config, batch, mesh).abstract_state.params
+        spread = spread_over(mesh, sharding.make_rules(config.mesh))
+        engine = make_engine(build(config.model), row, rows=TEXTS, slots=128, spread=spread)
+        empty = engine.empty.lower({'params': params})
+        slots = placed_shapes(jax.eval_shape(engine.empty, {'params': params}), empty.compile().output_shardings)
+        made = engine.insert.lower({'params': params}, slots, row, np.int32(0), Drawing()).compile()
+    return collectives.of(hlo.parse(made.as_text()), mesh)
+
+
 def main(device: str) -> None:
     target = devices.Target.parse(device)
     dry_run.pretend(1)
@@ -31,6 +56,7 @@ def main(device: str) -> None:
     for name, mesh, fields in CASES:
         run = dry_run.compile_program(name, override(ahead.case('decoder', mesh), {**SIZES, **fields}), target)
         print(json.dumps(dry_run_report.figures(run)), flush=True)
+    print(json.dumps({'collectives': [dataclasses.asdict(row) for row in begin_a_text(target)]}), flush=True)
 
 
 if __name__ == '__main__':

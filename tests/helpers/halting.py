@@ -14,7 +14,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from tformer.commands import kept
-from tformer.data import leases, store_copies, stores
+from tformer.data import store_copies, store_lease, stores
 from tformer.distributed import processes
 from tformer.training import checkpoint, checkpoint_writer, digests, members, recorder, setup, stopping, writers
 
@@ -135,8 +135,8 @@ def late_after(steps: int) -> None:
 def store_soon(environment: dict[str, str], moment: str | None = None, call: int = 1, number: int = 0) -> None:
     """Uses a store by an environment, quickly; process `number` dies at a moment once a checkpoint is on the store."""
     os.environ |= environment
-    store_copies.PUSH_SECONDS = store_copies.BEAT_SECONDS = leases.SETTLE_SECONDS = 0.1
-    leases.LEASE_SECONDS = 5.0
+    store_copies.PUSH_SECONDS = store_copies.BEAT_SECONDS = store_lease.SETTLE_SECONDS = 0.1
+    store_lease.LEASE_SECONDS = 5.0
     copies: list[store_copies.Copy] = []
     once(store_copies.Copy, 'pull', 1, copies.append)
 

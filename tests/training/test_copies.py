@@ -12,7 +12,7 @@ import emulated
 import halting
 from emulated import files, write
 from resuming import STEPS, arguments, arrays, begin, end
-from tformer.data import leases, store_copies, stores
+from tformer.data import store_copies, store_lease, stores
 from tformer.errors import UserError
 from tformer.training import checkpoint, copies
 from whole_runs import numbers, scores
@@ -121,7 +121,7 @@ def test_processes_with_copies_of_their_own_are_killed_and_resume(
         assert checkpoint.steps(whole) == checkpoint.steps(pathlib.Path(place))
         assert arrays(whole, STEPS) == arrays(pathlib.Path(place), STEPS)
         assert numbers(whole) == numbers(pathlib.Path(place)) and scores(whole) == scores(pathlib.Path(place))
-    assert not any(name == leases.LEASE or '.partial/' in name for name in store.names())
+    assert not any(name == store_lease.LEASE or '.partial/' in name for name in store.names())
     end(begin(tmp_path, ['evaluate', '--split=valid'], url, 2, before=soon, victim=None))
     assert {'test', 'valid'} < json.loads(store.read('result.json')[0]).keys()
 

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from tformer.data.leases import BEAT_SECONDS, Lease
+from tformer.data.store_lease import BEAT_SECONDS, Lease
 from tformer.data.stores import Store, insist, say
 from tformer.errors import Stopped, Unsaved, UserError
 
