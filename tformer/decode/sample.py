@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from tformer.decode.growth import Growth, check_slots, go_on
 from tformer.decode.penalties import History
 from tformer.decode.rules import Rules
-from tformer.distributed import sharding
 from tformer.layers import masks
+from tformer.layers.parallel import each_device
 
 PAD = 0  # fills rows after their end, whatever the tokenizer's padding is: readers stop at the end
 
@@ -84,8 +84,8 @@ class Sampling(NamedTuple):
 
     def warp(self, logits_BV: jax.Array) -> jax.Array:
         """Returns the logits that a token is drawn by: each cut is of what the one before left."""
-        if any(cut is not None for cut in self[1:]):  # each looks at all of a row many times: devices gather it once
-            logits_BV = sharding.constrain(logits_BV, 'batch', None)
+        if any(cut is not None for cut in self[1:]):  # each passes over all of a row many times
+            logits_BV = each_device.whole_rows(logits_BV, 'act_vocab')
         logits_BV = keep_top_k(logits_BV / self.temperature, self.top_k)
         logits_BV = keep_min_p(keep_top_p(logits_BV, self.top_p), self.min_p)
         return keep_eta(keep_epsilon(keep_typical(logits_BV, self.typical_p), self.epsilon_cutoff), self.eta_cutoff)

@@ -75,6 +75,16 @@ def on_own_tokens(
         )(shared, tokens)
 
 
+def whole_rows(x_BV: jax.Array, features: str) -> jax.Array:
+    """Constrains x [B, V] to whole rows, for what passes over each many times; devices that split V, by its logical
+    name, share out the rows of their own where they divide."""
+    rows, axes = split('batch', len(x_BV)) or (), _axes(features)
+    shared = (*rows, *(axis for axis in axes if axis not in rows))
+    if not splits() or len(x_BV) % ways(shared):
+        return sharding.constrain(x_BV, 'batch', None)
+    return jax.lax.with_sharding_constraint(x_BV, P(shared, None))
+
+
 def free_axes() -> set[str]:
     """Returns the axes of the current mesh that XLA splits arrays over."""
     mesh = jax.sharding.get_abstract_mesh()
