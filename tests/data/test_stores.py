@@ -335,6 +335,22 @@ def test_of_several_checkpoints_the_newest_is_whole_first(store, tmp_path, monke
     assert order[0] == 'zz' and order[3] == 'run/checkpoints/10/digests.json'
 
 
+def test_what_a_newer_checkpoint_on_the_store_has_replaced_is_not_sent(store, tmp_path, monkeypatch):
+    copy, real, sent = store_copies.Copy(store, tmp_path, owns=True), store.write, []
+    for step in (1, 2):
+        write(tmp_path / 'checkpoints' / str(step), **{'digests.json': '{}', 'variables__x': 'x'})
+
+    def slowly(name, *rest):
+        sent.append(name)
+        if name == 'checkpoints/2/digests.json':
+            shutil.rmtree(tmp_path / 'checkpoints' / '1')
+        return real(name, *rest)
+
+    monkeypatch.setattr(store, 'write', slowly)
+    copy.push()
+    assert sent == ['checkpoints/2/variables/x', 'checkpoints/2/digests.json']
+
+
 # ------------------------------------------------------------------------------------------- who writes the same file
 
 

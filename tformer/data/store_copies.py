@@ -102,9 +102,15 @@ class Copy:
             gone = [name for name in self._known if self._owns and self._state(name) is None]
             names, whole = self._files()
             changed = [name for name in names if (state := self._state(name)) is None or self._known.get(name) != state]
+            newer: set[str] = set()  # directories of which a checkpoint is whole on the store
             with self._held(changed) as held:
                 for name, file in held.items():
+                    of_one = CHECKPOINT.search(name)
+                    if of_one and name[: of_one.start()] in newer and self._state(name) is None:
+                        continue  # replaced since
                     whole = self._write(name, file) and whole
+                    if of_one and name.endswith(DIGESTS):
+                        newer.add(name[: of_one.start()])
             for name in sorted(gone if whole else (), key=lambda name: not name.endswith(DIGESTS)):
                 self.store.write(name, None)
                 del self._known[name]
