@@ -129,9 +129,11 @@ def main(argv: Sequence[str]) -> None:
         preemptible = command is commands.COMMANDS['train']
         processes.join(flags.coordinator, flags.num_processes, flags.process_id, preemptible=preemptible)
     with contextlib.ExitStack() as contexts:
-        if command.arguments in ('DIR...', 'WORKDIR') and len(arguments) == 1:
-            url = stores.address(arguments[0])
-            arguments = [_local(contexts, command, url, False)] if url else arguments
+        if command.arguments in ('DIR...', 'WORKDIR') and len(arguments) == 1 and (url := stores.address(arguments[0])):
+            arguments = [_local(contexts, command, url, False)]
+        elif command.arguments in ('DIR...', 'WORKDIR'):
+            for argument in arguments:
+                stores.require_local(argument)
         if remote:
             flags['workdir'].value = _local(contexts, command, remote, several)
         command.run(arguments, overrides, flags)

@@ -208,6 +208,9 @@ def test_an_address_that_is_no_store_is_one_line_and_makes_no_directory(tmp_path
             command_line.main(['tformer', *command, f'--workdir={given}'])
     with pytest.raises(UserError, match=why):
         command_line.main(['tformer', 'report', given])
+    for command in ('report', 'train'):
+        with pytest.raises(UserError, match=' is a URL, and this takes a path of this machine'):
+            command_line.main(['tformer', command, 'here', 's3://b/x'])
     assert not [*tmp_path.iterdir()]
 
 

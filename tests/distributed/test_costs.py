@@ -250,3 +250,10 @@ def test_the_largest_arrays_and_where_they_come_from():
     lines = f'%y = f32[64,8]{{1,0}} broadcast(%x), {meta}', f'%z = f32[16,8]{{1,0}} slice(%y), {meta}'
     found = traffic.largest(hlo.parse(toy_hlo.main(*lines)))
     assert found == [('f32[64,8]', 'decoder/stack/mlp/add', 64 * 8 * 4)]
+
+
+@pytest.mark.parametrize('quote', ["'", "\\'"])
+def test_an_argument_has_the_name_of_its_parameter(quote):
+    keys = ('params', 'decoder', 'stack', 'layer_0', 'attention', 'value', 'kernel')
+    name = 'variables' + ''.join(f'[{quote}{key}{quote}]' for key in keys)
+    assert hlo.place(name) == 'layer_0/attention/value/kernel'

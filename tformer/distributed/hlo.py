@@ -98,9 +98,11 @@ def source(i: Instruction) -> str:
 
 
 def place(operation: str) -> str:
-    """Returns the last names of an operation's path, without those that JAX's transformations put around them."""
+    """Returns the last names of an operation's path, or of an argument's, without those that JAX's transformations put
+    around them."""
     around = r'\b(?:jit|jvp|transpose|vmap|checkpoint|rematted_computation)\b|closed_call|body|while'
-    names = [name.strip('()') for name in re.sub(around, '', operation).split('/')]
+    path = re.sub(r"\[\\?'([^'\\]*)\\?'\]", r'/\1', operation)  # variables['params']['embed'], escaped in texts
+    names = [name.strip('()') for name in re.sub(around, '', path).split('/')]
     return '/'.join([name for name in names if name][-4:])
 
 
