@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -73,15 +74,17 @@ def test_every_way_of_writing_has_the_rules_of_its_mesh(monkeypatch, write):
     assert set(seen) == {(True, 2)}
 
 
-def test_a_text_that_begins_is_written_to_its_row_by_the_device_that_has_it():
-    """A write at a place that is not known would be one into rows that are gathered."""
+def test_a_text_that_begins_is_written_to_its_row_and_to_one_that_is_none():
+    """A write to one row alone, at a place that is not known, would be one into rows that are gathered."""
     run = run_on({'data': 8})
     model, mesh = build(run.config.model), meshes.make_mesh(run.config.mesh)
     row = {'inputs': np.array([[1, 2, 3]], np.int32), 'positions': np.array([[0, 1, 2]], np.int32)}
     with sharding.placed(mesh, run.config.mesh):
         made = engine.make_engine(model, row, rows=8, slots=16)
         slots = made.empty(run.variables)
-        assert 'scatter' not in made.insert.lower(run.variables, slots, row, jnp.int32(5), Drawing()).as_text()
+        lowered = made.insert.lower(run.variables, slots, row, jnp.int32(5), Drawing()).as_text()
+        places = re.findall(r'"stablehlo\.scatter".*?\}\) : \(\S+ (\S+),', lowered, re.S)
+        assert len(places) > 8 and set(places) == {'tensor<2x1xi32>'}
         found = jax.device_get(slots := made.insert(run.variables, slots, row, jnp.int32(5), Drawing()))
         none = made.insert(run.variables, slots, row, jnp.int32(8), Drawing())
         assert found.position_B.tolist() == none.position_B.tolist() == [-1] * 5 + [2] + [-1] * 2

@@ -198,13 +198,12 @@ def _inserted(
 def _put(rows_R: jax.Array, x: jax.Array, x_R: jax.Array) -> jax.Array:
     """Returns x [B, ...] with some of its rows replaced; a row B is none.
 
-    Where devices share the rows, a single one is written to by a mask: compilers of accelerators would gather all rows
-    on every device to write to one whose place they do not know.
+    Where devices share the rows, a single one has such a row beside it: to write to one alone, at a place that they do
+    not know, compilers of accelerators gather all rows on every device.
     """
-    if len(rows_R) > 1 or each_device.ways(each_device.split('batch', len(x)) or ()) == 1:
-        return x.at[rows_R].set(x_R.astype(x.dtype), mode='drop')
-    written_B = jnp.arange(len(x)) == rows_R
-    return jnp.where(written_B.reshape(-1, *[1] * (x.ndim - 1)), x_R.astype(x.dtype), x)
+    if len(rows_R) == 1 and each_device.ways(each_device.split('batch', len(x)) or ()) > 1:
+        rows_R, x_R = jnp.append(rows_R, len(x)), jnp.repeat(x_R, 2, axis=0)
+    return x.at[rows_R].set(x_R.astype(x.dtype), mode='drop')
 
 
 def _drawn(facts: _Facts, slots: Slots, logits_BV: jax.Array) -> tuple[Slots, jax.Array, jax.Array]:
