@@ -19,6 +19,7 @@ def outcome(step: int, evaluated: bool) -> str:
         config='config', directory=types.SimpleNamespace(), data=None, end=lambda *of: done.append(of)
     )
     member.data, member.account = types.SimpleNamespace(tokenizers='tokens'), None
+    member.metrics = types.SimpleNamespace(begin=lambda: None)
     group = types.SimpleNamespace(
         active=[member],
         num_steps=4,

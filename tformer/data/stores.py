@@ -15,7 +15,8 @@ from tformer.errors import Unsaved, UserError
 
 T = TypeVar('T')
 
-TIMEOUT = 60.0  # seconds without an answer, or without a byte of an object
+TIMEOUT = 60.0  # seconds without an answer
+STALL = 120  # seconds in which no byte of an object has gone
 PATIENCE, PAUSE = 300.0, 5.0  # seconds for which a store that does not answer is asked again, and between two times
 FAILING = re.compile(r'ABORTED|UNAVAILABLE|DEADLINE_EXCEEDED|INTERNAL|RESOURCE_EXHAUSTED|CANCELLED|no answer')
 _URL = re.compile(r'([a-z][a-z0-9+.-]+):(/+)', re.IGNORECASE)
@@ -81,7 +82,7 @@ class Store:
 
     def __init__(self, url: str):
         self.url = url.rstrip('/')
-        os.environ.setdefault('TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS', f'{TIMEOUT:.0f}')  # without a byte
+        os.environ.setdefault('TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS', f'{STALL}')
         os.environ.setdefault('TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES', '1')
         scheme, bucket, path = self.url.split('/', 3)[0], *f'{self.url[5:]}/'.split('/', 1)
         import tensorstore
