@@ -371,7 +371,7 @@ def test_what_others_have_written_meanwhile_is_added_to_and_not_replaced(store, 
             store_copies.revise(places[2] / 'run', lambda: add(places[2]), ['result.json'])
 
     for place in (places[1], places[0]):
-        store_copies.revise(place / 'run', functools.partial(add, place), ['result.json'])
+        store_copies.revise(place / 'run', functools.partial(add, place), ['result.json', 'not there'])
     for copy in made:
         copy.push()
     assert json.loads(store.read('run/result.json')[0]) == {'other': 1, 'one': 1, 'train': 1}

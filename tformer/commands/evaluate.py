@@ -61,7 +61,7 @@ def evaluate(
     run = opened(run)
     if baseline:
         baseline_lib.of_objective(run.config.train.objective)  # before minutes of scoring
-    run.results  # noqa: B018  # a file that cannot be read says so before minutes of scoring
+    writers.results(run.workdir)  # which says before minutes of scoring that it cannot be read
     found = scoring.score(run.config, run.tokenizers, run.variables, split, records, run.workdir)
     print(f'{store_copies.shown(run.workdir)} step {run.step}, {split}: {found.num_records:,} records')
     print(writers.format_table(found.scores.items()))

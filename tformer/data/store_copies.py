@@ -157,7 +157,7 @@ class Copy:
                 for name in names:
                     self._fetch(name)
                 make()
-                for name in names:
+                for name in filter(self._state, names):
                     content = (self._place / name).read_bytes()
                     if not (generation := self.store.write(name, content, self._generations[name])):
                         break
