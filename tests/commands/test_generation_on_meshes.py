@@ -74,6 +74,18 @@ def test_every_way_of_writing_has_the_rules_of_its_mesh(monkeypatch, write):
     assert set(seen) == {(True, 2)}
 
 
+def test_writers_that_take_turns_leave_the_caller_its_own_context():
+    run = run_on({'data': 4, 'tensor': 2}, batch_size=8)
+    for make in (lambda: run.write(TEXTS), lambda: run.write(TEXTS[:3]), lambda: stream(run, TEXTS, 0)):
+        one, other = make(), make()
+        for turn in (one, other, one):
+            next(turn)
+            assert jax.sharding.get_abstract_mesh().empty and not each_device.splits()
+        one.close()
+        other.close()
+        assert jax.sharding.get_abstract_mesh().empty and not each_device.splits()
+
+
 def test_a_text_that_begins_is_written_to_its_row_and_to_one_that_is_none():
     """A write to one row alone, at a place that is not known, would be one into rows that are gathered."""
     run = run_on({'data': 8})

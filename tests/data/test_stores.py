@@ -302,7 +302,7 @@ def test_an_outage_is_told_once_and_its_end(failing, tmp_path, capsys):
 def test_what_a_store_refuses_is_not_asked_again(monkeypatch):
     monkeypatch.setattr(stores, 'time', types.SimpleNamespace(monotonic=lambda: 0.0))
     with pytest.raises(Unsaved, match=r'^no such bucket$'):
-        stores.insist(lambda: exec("raise stores.UserError('no such bucket')"))
+        stores.insist(lambda: exec("raise stores.StoreError('no such bucket')"))
 
 
 def test_a_checkpoint_that_is_deleted_while_it_is_written_is_written_whole(store, tmp_path, monkeypatch):
@@ -354,6 +354,61 @@ def test_what_a_newer_checkpoint_on_the_store_has_replaced_is_not_sent(store, tm
     assert sent == ['checkpoints/2/variables/x', 'checkpoints/2/digests.json']
 
 
+def test_a_process_that_leaves_deletes_nothing_on_the_store_and_keeps_what_it_could_not_write(failing, monkeypatch):
+    """Its threads may go on for a while, and its own directory come and go."""
+    store, fails = failing
+    store.write('config.json', b'{}')
+    monkeypatch.setattr(store_lease.os, '_exit', lambda code: pytest.fail(f'exit {code}'))
+    with store_copies.local('s3://bucket/run', owns=True) as place:
+        copy = store_copies.COPIES[place]
+        write(pathlib.Path(place), result='1')
+        store_copies.leave()
+        assert not pathlib.Path(place).exists()
+        copy.lease.beat()
+        pathlib.Path(place).mkdir()
+        copy.push()
+        assert sorted(store.names()) == ['config.json', 'result']
+    with store_copies.local('s3://bucket/run', owns=True) as place:
+        write(pathlib.Path(place), result='2')
+        fails[0] = True
+        store_copies.leave()
+        fails[0] = False
+    assert store.read('result')[0] == b'1' and not pathlib.Path(place).exists()
+
+
+def test_a_checkpoint_that_goes_while_it_is_fetched_is_not_there(store, tmp_path, monkeypatch):
+    place = tmp_path / 'here'
+    save(place, 1)
+    save(place, 2)
+    write(place, rows='row')
+    store_copies.Copy(store, tmp_path / 'here', owns=True).push()
+    real = store.read
+
+    def hurried(name, *rest):
+        if name.endswith('variables/x'):
+            for other in [each for each in store.names() if 'checkpoints' in each]:
+                store.write(other, None)
+        return real(name, *rest)
+
+    monkeypatch.setattr(store, 'read', hurried)
+    store_copies.Copy(store, tmp_path / 'there', owns=False)
+    assert files(tmp_path / 'there') == {'rows': 'row', 'metrics': '1\n2\n', 'digests': '2'}
+
+
+def test_nothing_is_written_once_another_process_may_own_the_directory(store, tmp_path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(store_lease, 'SETTLE_SECONDS', 0)
+    monkeypatch.setattr(store_lease, 'time', types.SimpleNamespace(monotonic=lambda: now[0], sleep=lambda _: None))
+    copy = store_copies.Copy(store, tmp_path, owns=True)
+    copy.lease = store_lease.Lease(store)
+    monkeypatch.setattr(copy.lease, 'beat', lambda: None)  # whose answer never comes
+    write(tmp_path, result='1')
+    now[0] = store_lease.LEASE_SECONDS + 1
+    with pytest.raises(stores.Unreachable, match='no answer for as long as a lease lasts'):
+        copy.push()
+    assert store.names() == [store_lease.LEASE]
+
+
 # ------------------------------------------------------------------------------------------- who writes the same file
 
 
@@ -380,13 +435,15 @@ def test_what_others_have_written_meanwhile_is_added_to_and_not_replaced(store, 
 def test_a_copy_that_does_not_own_the_directory_leaves_what_has_changed_there(store, tmp_path, capsys):
     store.write('report.md', b'old')
     copy = store_copies.Copy(store, tmp_path, owns=False)
-    store.write('report.md', b'of another')
-    write(tmp_path, **{'report.md': 'mine', 'new': 'mine'})
+    for name in ('report.md', 'made'):
+        store.write(name, b'of another')
+    write(tmp_path, **{'report.md': 'mine', 'new': 'mine', 'made': 'mine'})
     copy.push()
-    assert (store.read('report.md')[0], store.read('new')[0]) == (b'of another', b'mine')
-    assert capsys.readouterr().err == (
-        'tformer: s3://bucket/run/report.md stays as another process has written it meanwhile\n'
-    )
+    assert [store.read(name)[0] for name in ('report.md', 'new', 'made')] == [b'of another', b'mine', b'of another']
+    assert sorted(capsys.readouterr().err.splitlines()) == [
+        f'tformer: s3://bucket/run/{name} stays as another process has written it meanwhile'
+        for name in ('made', 'report.md')
+    ]
 
 
 # ------------------------------------------------------------------------------------------- an emulator of S3

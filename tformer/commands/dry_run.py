@@ -145,7 +145,8 @@ def compile_program(name: str, config: Config, target: Target) -> DryRun:
     mesh = make_mesh(config, target)
     batch = abstract_batch(config, mesh, training=name == TRAIN_STEP)
     with sharding.placed(mesh, config.mesh):
-        if target.jax_platform == 'gpu' and kernel_choice.pick(config.model, 'gpu') == 'cudnn':
+        kernel = kernel_choice.pick(config.model, target.jax_platform, drops=name == TRAIN_STEP)
+        if target.jax_platform == 'gpu' and kernel == 'cudnn':
             devices.find_cudnn()
         program = make_program(config, batch, mesh)
         state = program.abstract_state

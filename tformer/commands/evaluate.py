@@ -86,12 +86,12 @@ def evaluate(
             """Adds the scores to what other processes may have written while these were computed."""
             spent = account.seconds() if account is not None else writers.seconds(run.workdir)
             found_all = {**run.results, split: written, **({WALL_TIME: spent} if spent else {})}
-            with digests.recording(run.workdir, trials.RESULT):
+            with digests.recording(run.workdir, *names):
+                if run.config.evaluate.metrics:
+                    predictions.write(run.workdir, split, found.outputs, found.references)
                 atomic.write(run.workdir / trials.RESULT, json.dumps(found_all, indent=2) + '\n')
 
+        names = [predictions.place(run.workdir, split).name, trials.RESULT]
         with locks.in_turn(run.workdir):
-            if run.config.evaluate.metrics:
-                with digests.recording(run.workdir, predictions.place(run.workdir, split).name):
-                    predictions.write(run.workdir, split, found.outputs, found.references)
-            store_copies.revise(run.workdir, add, (trials.RESULT, digests.FILE))
+            store_copies.revise(run.workdir, add, [*names, digests.FILE])
     return scores

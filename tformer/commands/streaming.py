@@ -1,5 +1,6 @@
 """Texts that a terminal shows as they grow."""
 
+import functools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -28,19 +29,23 @@ def stream(run: Run, texts: Sequence[str | Messages], seed: int) -> Iterator[Ite
     variables = for_steps(run.model.cfg, quantized(run.model, run.variables, decode.quantization))
     read = make_writer(run.model, run.config, run.tokenizers, cut=False).read(texts)  # with room for decode.max_len
     drawing = drawing_of(decode, seed)
-    with sharding.placed(meshes.make_mesh(run.config.mesh), run.config.mesh):
+    place = functools.partial(sharding.placed, meshes.make_mesh(run.config.mesh), run.config.mesh)
+    with place():
         slots = engine.empty(variables)
-        for number, tokens in enumerate(read):
+    for number, tokens in enumerate(read):
+        with place():
             slots = engine.insert(variables, slots, batch(tokens), np.int32(0), drawing._replace(row=number))
 
-            def pieces() -> Iterator[str]:
-                nonlocal slots
-                text = Text(decode.max_len, (), writer.decode, writer.ends)
-                finish = None
-                while finish is None:
+        def pieces() -> Iterator[str]:
+            nonlocal slots
+            text = Text(decode.max_len, (), writer.decode, writer.ends)
+            finish = None
+            while finish is None:
+                with place():
                     slots, tokens_B, logprobs_B = engine.step(variables, slots)
-                    new, _, finish, _ = text.add(int(tokens_B[0]), float(logprobs_B[0]))
-                    yield new
+                new, _, finish, _ = text.add(int(tokens_B[0]), float(logprobs_B[0]))
+                yield new
 
-            yield pieces()
+        yield pieces()
+        with place():
             slots = engine.free(slots, np.int32(0))

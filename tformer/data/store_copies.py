@@ -23,6 +23,7 @@ from tformer.errors import Stopped, Unsaved, UserError
 
 PUSH_SECONDS = 5.0  # between two looks for files that have changed
 LAG_SECONDS = 30.0  # a look that takes longer is told
+LEAVE_SECONDS = 5.0  # what a process that exits at once waits for a store
 DIGESTS = 'digests.json'
 PASSING = re.compile(r'\.tmp$|\.partial\b|\.deleted\b|orbax-checkpoint-tmp|(^|/)lock$')  # names that are not copied
 CHECKPOINT = re.compile(r'(?:^|/)checkpoints/(\d+)/')
@@ -40,6 +41,7 @@ class Copy:
         """
         self.store, self._place, self._owns, self._arrays = store, place, owns, arrays
         self.lease: Lease | None = None
+        self._closed = False
         self._lock = threading.Lock()
         self._known: dict[str, tuple[int, int] | None] = {}  # the files here as they are on the store
         self._generations: dict[str, bytes] = {}
@@ -48,10 +50,12 @@ class Copy:
     def pull(self, step: int | None = None) -> None:
         """Fetches what differs on the store, with the arrays of the checkpoint at `step`, and deletes what is gone."""
         with self._lock:
-            names = [name for name in self.store.names() if not PASSING.search(name)]
-            for name in names:
-                if self._arrays or not (found := ARRAYS.search(name)) or found[1] == str(step):
-                    self._fetch(name)
+            names = [name for name in self.store.names() if not PASSING.search(name) and not self._closed]
+            for name in sorted(names, key=lambda name: name.endswith(DIGESTS)):  # what they list is there before
+                wanted = self._arrays or not (found := ARRAYS.search(name)) or found[1] == str(step)
+                if wanted and not self._fetch(name) and (found := CHECKPOINT.search(name)):  # gone since
+                    names = [other for other in names if not other.startswith(name[: found.end()])]
+                    shutil.rmtree(self._place / name[: found.end()], ignore_errors=True)
             for name in self._known.keys() - set(names):
                 (self._place / name).unlink(missing_ok=True)
                 del self._known[name]
@@ -60,13 +64,15 @@ class Copy:
                 if partial.is_dir() and not PASSING.search(partial.name) and not (partial / DIGESTS).is_file():
                     shutil.rmtree(partial)
 
-    def _fetch(self, name: str) -> None:
+    def _fetch(self, name: str) -> bool:
+        """Writes an object to its file, unless that has it already; returns whether there is one."""
         unlike = self._generations.get(name) if self._state(name) else None
         content, self._generations[name] = self.store.read(name, unlike)
         if content is not None:
             (self._place / name).parent.mkdir(parents=True, exist_ok=True)
             (self._place / name).write_bytes(content)
             self._known[name] = self._state(name)
+        return content is not None or self._generations[name] == unlike
 
     def _state(self, name: str) -> tuple[int, int] | None:
         try:
@@ -99,6 +105,8 @@ class Copy:
         What another process has written meanwhile stays, unless this one owns the directory.
         """
         with self._lock:
+            if self._closed:
+                return
             gone = [name for name in self._known if self._owns and self._state(name) is None]
             names, whole = self._files()
             changed = [name for name in names if (state := self._state(name)) is None or self._known.get(name) != state]
@@ -108,10 +116,12 @@ class Copy:
                     of_one = CHECKPOINT.search(name)
                     if of_one and name[: of_one.start()] in newer and self._state(name) is None:
                         continue  # replaced since
-                    whole = self._write(name, file) and whole
-                    if of_one and name.endswith(DIGESTS):
+                    written = self._write(name, file)
+                    whole = whole and written
+                    if of_one and written and name.endswith(DIGESTS):
                         newer.add(name[: of_one.start()])
             for name in sorted(gone if whole else (), key=lambda name: not name.endswith(DIGESTS)):
+                self._check()
                 self.store.write(name, None)
                 del self._known[name]
 
@@ -138,13 +148,42 @@ class Copy:
             found, content = file.stat(), file.read_bytes()
         except FileNotFoundError:
             return False
-        only = None if self._owns else self._generations.get(name)
-        if generation := self.store.write(name, content, only):
-            self._generations[name] = generation
+        self._check()
+        if self._owns:
+            self._generations[name] = self.store.write(name, content)
         else:
-            say(f'{self.store.url}/{name} stays as another process has written it meanwhile')
+            theirs = None
+            if name not in self._generations:
+                theirs, self._generations[name] = self.store.read(name)
+            generation = b'' if theirs is not None else self.store.write(name, content, self._generations[name])
+            if not generation:
+                theirs, generation = self.store.read(name)
+            if theirs is not None and theirs != content:
+                say(f'{self.store.url}/{name} stays as another process has written it meanwhile')
+            else:
+                self._generations[name] = generation  # perhaps of a write whose answer was lost
         self._known[name] = found.st_size, found.st_mtime_ns
         return True
+
+    def _check(self) -> None:
+        """Raises `Unreachable` if another process may own the directory by now."""
+        if self.lease is not None:
+            self.lease.check()
+
+    def close(self) -> None:
+        """Writes what has changed, if the store answers, and ends the copy: nothing is written from now on."""
+        try:
+            self.push()
+            written = True
+        except (UserError, OSError) as error:
+            say(f'{error}; what could not be written is in {self._place}')
+            written = False
+        with self._lock:
+            self._closed = True
+        if self.lease is not None:
+            self.lease.end()
+        if written:
+            shutil.rmtree(self._place, ignore_errors=True)
 
     def revise(self, make: Callable[[], None], names: Sequence[str]) -> None:
         """Calls `make`, which reads files of these names and writes them anew, with what is on the store now, and again
@@ -153,9 +192,10 @@ class Copy:
             for name in names:
                 if self._known.get(name) != (state := self._state(name)) and state is not None:
                     self._write(name, self._place / name)
-            while True:
+            while not self._closed:
                 for name in names:
                     self._fetch(name)
+                self._check()
                 make()
                 for name in filter(self._state, names):
                     content = (self._place / name).read_bytes()
@@ -205,16 +245,19 @@ def local(url: str, owns: bool, arrays: bool = True) -> Iterator[str]:
       Unsaved: the store does not take what the block has written; the local copy stays.
     """
     store = Store(url)
-    lease = Lease(store) if owns else None
-    place = pathlib.Path(tempfile.mkdtemp(prefix='tformer-'))
-    copy = COPIES[str(place)] = Copy(store, place, owns, arrays)
-    copy.lease = lease
     ended: BaseException | None = None
     with contextlib.ExitStack() as contexts:
-        contexts.callback(COPIES.pop, str(place))
-        if lease is not None:
+        if lease := Lease(store) if owns else None:
             contexts.callback(lease.end)
             contexts.enter_context(_repeating(BEAT_SECONDS, lease.beat))
+        place = pathlib.Path(tempfile.mkdtemp(prefix='tformer-'))
+        try:
+            copy = Copy(store, place, owns, arrays)
+        except BaseException:
+            shutil.rmtree(place, ignore_errors=True)
+            raise
+        copy.lease, COPIES[str(place)] = lease, copy
+        contexts.callback(COPIES.pop, str(place))
         try:
             with _repeating(PUSH_SECONDS, _Pushing(copy, place)):
                 yield str(place)
@@ -228,11 +271,13 @@ def local(url: str, owns: bool, arrays: bool = True) -> Iterator[str]:
             try:
                 insist(copy.push)
                 shutil.rmtree(place, ignore_errors=True)
-            except (Unsaved, OSError) as error:
-                line = f'{error}; what could not be written is in {place}'
-                if isinstance(ended, Stopped | None):
+            except BaseException as error:
+                line = f'{error or type(error).__name__}; what could not be written is in {place}'
+                if isinstance(ended, Stopped | None) and isinstance(error, Unsaved | OSError):
                     raise Unsaved(line) from error
                 say(line)
+                if not isinstance(error, Unsaved | OSError):
+                    raise
 
 
 @contextlib.contextmanager
@@ -263,8 +308,6 @@ class _Pushing:
     def __call__(self) -> None:
         copy, began = self._copy, time.monotonic()
         try:
-            if copy.lease is not None:
-                copy.lease.check()
             copy.push()
         except (UserError, OSError) as error:
             if not self._fails:
@@ -280,12 +323,12 @@ class _Pushing:
 
 
 def leave() -> None:
-    """Ends what a process has on stores, before it exits without ending its blocks; it does not wait for a store."""
-    for place, copy in COPIES.items():
-        try:
-            copy.push()
-            shutil.rmtree(place, ignore_errors=True)
-        except (UserError, OSError) as error:
-            say(f'{error}; what could not be written is in {place}')
-        if copy.lease is not None:
-            copy.lease.end()
+    """Ends what a process has on stores, before it exits without ending its blocks; waits for a store a few seconds."""
+
+    def close() -> None:
+        for copy in list(COPIES.values()):
+            copy.close()
+
+    thread = threading.Thread(target=close, daemon=True)
+    thread.start()
+    thread.join(LEAVE_SECONDS)

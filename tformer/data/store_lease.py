@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 
-from tformer.data.stores import Store, say
+from tformer.data.stores import Store, Unreachable, say
 from tformer.errors import UserError
 
 BEAT_SECONDS = 5.0  # between two signs of life
@@ -32,7 +32,7 @@ class Lease:
             if now != seen and again is not None:
                 raise UserError(f'{store.url} is in use by {again.decode(errors="replace").split(" beat ")[0]}')
             seen = now
-        self._beats, self._beaten = 0, time.monotonic()
+        self._beats, self._beaten, self._ended = 0, time.monotonic(), False
         self._generation = store.write(LEASE, self._content(), only=seen)
         time.sleep(SETTLE_SECONDS)
         if not self._generation or store.read(LEASE)[1] != self._generation:
@@ -45,6 +45,8 @@ class Lease:
     def beat(self) -> None:
         """Gives a sign of life. Ends this process where another one has taken the lease, e.g. after a long pause."""
         with self._turn, contextlib.suppress(UserError):
+            if self._ended:
+                return
             if generation := self._store.write(LEASE, self._content(), only=self._generation):
                 self._generation = generation
             elif (self._store.read(LEASE)[0] or b'').decode(errors='replace').endswith(self._token):
@@ -55,10 +57,17 @@ class Lease:
             self._beaten = time.monotonic()
 
     def check(self) -> None:
-        """Gives a sign of life if the last one is so old that another process may have taken the lease."""
+        """Gives a sign of life if the last one is old.
+
+        Raises:
+          Unreachable: it is so old that another process may have taken the lease.
+        """
         if time.monotonic() - self._beaten > LEASE_SECONDS / 2:
             self.beat()
+        if time.monotonic() - self._beaten > LEASE_SECONDS:
+            raise Unreachable(f'{self._store.url}: no answer for as long as a lease lasts')
 
     def end(self) -> None:
-        with contextlib.suppress(UserError):
+        with self._turn, contextlib.suppress(UserError):
+            self._ended = True
             self._store.write(LEASE, None, only=self._generation)

@@ -22,7 +22,11 @@ FAILING = re.compile(r'ABORTED|UNAVAILABLE|DEADLINE_EXCEEDED|INTERNAL|RESOURCE_E
 _URL = re.compile(r'([a-z][a-z0-9+.-]+):(/+)', re.IGNORECASE)
 
 
-class Unreachable(UserError):
+class StoreError(UserError):
+    """A store does not do what it is asked for."""
+
+
+class Unreachable(StoreError):
     """A store does not answer, and may when it is asked again."""
 
 
@@ -64,7 +68,7 @@ def insist(act: Callable[[], T]) -> T:
     while True:
         try:
             return act()
-        except UserError as error:
+        except StoreError as error:
             if not isinstance(error, Unreachable) or time.monotonic() >= end:
                 raise Unsaved(str(error)) from error
             if not told:
@@ -105,7 +109,7 @@ class Store:
             why = re.split(r' \[|\n', str(error) or f'no answer in {TIMEOUT:.0f} s')[0]
             if why.startswith('PERMISSION_DENIED'):
                 why += ' (who asks is said by AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile or a role)'
-            raise (Unreachable if FAILING.match(why) else UserError)(f'{self.url}: {why}') from error
+            raise (Unreachable if FAILING.match(why) else StoreError)(f'{self.url}: {why}') from error
 
     def names(self) -> list[str]:
         """Returns the names of all objects."""

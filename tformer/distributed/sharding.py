@@ -7,8 +7,8 @@ logical name without a rule is an error.
 
 import contextlib
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 from flax import linen as nn
@@ -29,6 +29,8 @@ ACTIVATION_AXES = (
     'stream_length',  # of the residual stream, norms and dropout, outside attention and feed-forward
 )
 NAMES = PARAMETER_AXES + ACTIVATION_AXES
+
+T = TypeVar('T')
 
 Rules = Sequence[tuple[str, str | tuple[str, ...] | None]]
 
@@ -114,6 +116,21 @@ def placed(mesh: Mesh, config: config_lib.Mesh) -> Iterator[None]:
     far = config.dcn_axis if meshes.count_slices(mesh.devices.flat) > 1 else None
     with jax.set_mesh(mesh), rules, _schedule(schedule), _far(far), backend:
         yield
+
+
+def each_placed(mesh: Mesh, config: config_lib.Mesh, items: Iterator[T]) -> Generator[T, None, None]:
+    """Yields what an iterator yields, which works `placed`; between two items the caller has its own context."""
+    try:
+        while True:
+            with placed(mesh, config):
+                try:
+                    item = next(items)
+                except StopIteration:
+                    return
+            yield item
+    finally:
+        if isinstance(items, Generator):
+            items.close()
 
 
 def far() -> str | None:

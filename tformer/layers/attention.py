@@ -71,7 +71,7 @@ def score_bias(
         return None, None
     queries_BT, keys_BS = mask.query_positions_BT, mask.key_positions_BS
     T, S = queries_BT.shape[1], keys_BS.shape[1]
-    name, told = kernel_choice.pick(cfg, platform()), mask.order is not None and mask.visible_BTS is None
+    name, told = kernel_choice.pick(cfg, platform(), drops=False), mask.order is not None and mask.visible_BTS is None
     by_distance = kernel_choice.KERNELS[name].by_distance and told and T > 1 and not cross
     if by_distance and ring_attention.ways() > 1:
         by_distance = ring_kernels.pick(name, T, S, mask, kernels.ScoreOptions(1.0)) is not None
