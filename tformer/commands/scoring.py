@@ -157,35 +157,21 @@ def write(
     Texts whose numbers are `done` are left out, and of the others a `share` is written. The variables of a model that
     drafts tokens are in variables['draft']. Raises a `UserError` as `generate`.
     """
-    mesh = meshes.mesh_of(variables)
-    written = _written(config, tokenizers, variables, texts, seed, cut=cut, done=done, share=share, draft=draft)
-    return sharding.each_placed(mesh, config.mesh, written)
-
-
-def _written(
-    config: Config,
-    tokenizers: Tokenizers,
-    variables: Any,
-    texts: Sequence[str | Messages],
-    seed: int,
-    *,
-    cut: bool,
-    done: Container[int],
-    share: Share,
-    draft: Model | None,
-) -> Generator[tuple[int, list[Output]], None, None]:
-    """Yields what `write` does, on the mesh that is current."""
     plain = standard(config)  # so that runs that differ in numbers alone share a program
     mesh = meshes.mesh_of(variables)
     rows, multiple = meshes.batch_sharding(mesh), meshes.row_multiple(mesh, config.mesh)
     left = sum(number not in done for number in range(len(texts)))
-    variables = in_fewer_bits(plain.model, variables, plain.decode.quantization, draft)
-    if draft is None and refill.serves(plain, left // share[1]):
-        yield from _in_free_rows(plain, tokenizers, variables, texts, seed, cut, done, share)
-        return
-    writer = _writer(build(plain.model), plain, tokenizers, cut=cut, draft=None if draft is None else build(draft))
-    options: dict[str, Any] = {'multiple': multiple, 'place': lambda batch: jax.device_put(batch, rows)}
-    yield from writer.write(variables, texts, seed, done=done, share=share, **options)
+
+    def written() -> Iterator[tuple[int, list[Output]]]:
+        read = in_fewer_bits(plain.model, variables, plain.decode.quantization, draft)
+        if draft is None and refill.serves(plain, left // share[1]):
+            yield from _in_free_rows(plain, tokenizers, read, texts, seed, cut, done, share)
+            return
+        writer = _writer(build(plain.model), plain, tokenizers, cut=cut, draft=None if draft is None else build(draft))
+        options: dict[str, Any] = {'multiple': multiple, 'place': lambda batch: jax.device_put(batch, rows)}
+        yield from writer.write(read, texts, seed, done=done, share=share, **options)
+
+    return sharding.each_placed(mesh, config.mesh, written())
 
 
 def in_fewer_bits(cfg: Model, variables: Any, kind: str | None, draft: Model | None = None) -> Any:
@@ -212,7 +198,7 @@ def _in_free_rows(
 
     def written(index: int) -> Generator[tuple[int, list[Output]], None, None]:
         own = share[0] + share[1] * index, share[1] * number
-        yield from sharding.each_placed(mesh, config.mesh, made.write(variables, texts, seed, done=done, share=own))
+        return sharding.each_placed(mesh, config.mesh, made.write(variables, texts, seed, done=done, share=own))
 
     yield from halves.at_once([written(index) for index in range(number)])
 

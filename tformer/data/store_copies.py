@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from tformer.data.store_lease import BEAT_SECONDS, Lease
+from tformer.data.store_lease import BEAT_SECONDS, Lease, repeating
 from tformer.data.stores import Store, insist, say
 from tformer.errors import Stopped, Unsaved, UserError
 
@@ -249,7 +249,7 @@ def local(url: str, owns: bool, arrays: bool = True) -> Iterator[str]:
     with contextlib.ExitStack() as contexts:
         if lease := Lease(store) if owns else None:
             contexts.callback(lease.end)
-            contexts.enter_context(_repeating(BEAT_SECONDS, lease.beat))
+            contexts.enter_context(repeating(BEAT_SECONDS, lease.beat))
         place = pathlib.Path(tempfile.mkdtemp(prefix='tformer-'))
         try:
             copy = Copy(store, place, owns, arrays)
@@ -259,7 +259,7 @@ def local(url: str, owns: bool, arrays: bool = True) -> Iterator[str]:
         copy.lease, COPIES[str(place)] = lease, copy
         contexts.callback(COPIES.pop, str(place))
         try:
-            with _repeating(PUSH_SECONDS, _Pushing(copy, place)):
+            with repeating(PUSH_SECONDS, _Pushing(copy, place)):
                 yield str(place)
         except UserError as error:
             ended = UserError(shown(error))
@@ -278,24 +278,6 @@ def local(url: str, owns: bool, arrays: bool = True) -> Iterator[str]:
                 say(line)
                 if not isinstance(error, Unsaved | OSError):
                     raise
-
-
-@contextlib.contextmanager
-def _repeating(seconds: float, act: Callable[[], None]) -> Iterator[None]:
-    """Calls a function again and again in a thread, until the block ends."""
-    ends = threading.Event()
-
-    def repeat() -> None:
-        while not ends.wait(seconds):
-            act()
-
-    thread = threading.Thread(target=repeat, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ends.set()
-        thread.join()
 
 
 class _Pushing:

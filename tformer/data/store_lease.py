@@ -7,6 +7,7 @@ import secrets
 import socket
 import threading
 import time
+from collections.abc import Callable, Iterator
 
 from tformer.data.stores import Store, Unreachable, say
 from tformer.errors import UserError
@@ -71,3 +72,21 @@ class Lease:
         with self._turn, contextlib.suppress(UserError):
             self._ended = True
             self._store.write(LEASE, None, only=self._generation)
+
+
+@contextlib.contextmanager
+def repeating(seconds: float, act: Callable[[], None]) -> Iterator[None]:
+    """Calls a function again and again in a thread, until the block ends."""
+    ends = threading.Event()
+
+    def repeat() -> None:
+        while not ends.wait(seconds):
+            act()
+
+    thread = threading.Thread(target=repeat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ends.set()
+        thread.join()

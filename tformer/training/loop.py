@@ -150,10 +150,7 @@ def train_group(
         # -------------------------------------------------------------------------------------------- a step
         if trace is not None:
             trace.begin(step + 1)
-        with (
-            group.clock.spending('steps'),
-            group.clock.spending('waiting_for_data', unless=group.is_computing),
-        ):
+        with group.clock.spending('steps'), group.clock.spending('waiting_for_data', unless=group.is_computing):
             batch = next(batches)
         if not group.is_compiled(batch):
             with progress.compiling():
