@@ -22,6 +22,7 @@ else:
     os.environ['XLA_FLAGS'] = ' '.join(
         [os.environ.get('XLA_FLAGS', ''), '--xla_force_host_platform_device_count=8', lives.XLA_FLAGS]
     )
+os.environ['AWS_ENDPOINT_URL'] = 'http://127.0.0.1:1'  # no test asks a store of the network
 os.environ['TFORMER_CACHE'] = tempfile.mkdtemp(prefix='tformer-test-cache-')
 
 import jax

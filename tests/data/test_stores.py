@@ -247,7 +247,7 @@ def failing(monkeypatch):
 
     now = [0.0]
     monkeypatch.setattr(stores.Store, '_result', result)
-    monkeypatch.setattr(store_copies, 'Store', lambda url: made)
+    monkeypatch.setattr(stores, 'Store', lambda url: made)
     monkeypatch.setattr(store_lease, 'SETTLE_SECONDS', 0)
     clock = types.SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: now.append(now.pop() + seconds))
     monkeypatch.setattr(stores, 'time', clock)

@@ -270,7 +270,7 @@ def test_the_report_of_a_directory_on_a_store_stands_there(tmp_path: pathlib.Pat
     command_line.main(['tformer', 'report', store.url, '--timing=false'])
     assert {'report.md', 'report.html'} <= {*store.names()}
     for refused in ([store.url, 's3://bucket/other'], [str(tmp_path / 'runs'), f'--export={store.url}']):
-        with pytest.raises(UserError, match=f'^{store.url} is on a store'):
+        with pytest.raises(UserError, match=f'^{store.url} is a URL, and this takes a path'):
             command_line.main(['tformer', 'report', *refused])
 
 

@@ -17,8 +17,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from tformer.data import stores
 from tformer.data.store_lease import BEAT_SECONDS, Lease, repeating
-from tformer.data.stores import Store, insist, say
+from tformer.data.stores import insist, say
 from tformer.errors import Stopped, Unsaved, UserError
 
 PUSH_SECONDS = 5.0  # between two looks for files that have changed
@@ -34,7 +35,7 @@ SENDING = 'sending.partial'  # where a copy holds the checkpoints that are being
 class Copy:
     """A directory of a store and its local copy. Its methods exclude each other, in whatever thread."""
 
-    def __init__(self, store: Store, place: pathlib.Path, owns: bool, arrays: bool = True):
+    def __init__(self, store: stores.Store, place: pathlib.Path, owns: bool, arrays: bool = True):
         """Fetches all files, without incomplete checkpoints; with `owns` what is deleted here is deleted there.
 
         Without `arrays` those of checkpoints are left out until they are pulled.
@@ -244,7 +245,7 @@ def local(url: str, owns: bool, arrays: bool = True) -> Iterator[str]:
       UserError: the store cannot be used, or another process owns the directory.
       Unsaved: the store does not take what the block has written; the local copy stays.
     """
-    store = Store(url)
+    store = stores.Store(url)
     ended: BaseException | None = None
     with contextlib.ExitStack() as contexts:
         if lease := Lease(store) if owns else None:
