@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import os
+import pathlib
 import signal
 import time
 from collections.abc import Callable
@@ -98,6 +99,15 @@ def test_a_signal_is_a_reason_and_ends_only_a_block_that_can_be_repeated(interru
         raised(signal.SIGTERM, lambda: monitor.reason(1))
         assert monitor.reason(1) == 'SIGTERM'
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_signal_that_comes_while_a_request_is_looked_for_is_not_lost(interruptible, tmp_path, monkeypatch):
+    with StopMonitor(None, workdirs=[tmp_path]) as monitor:
+        monitor.has_step = True
+        with monkeypatch.context() as patch:
+            patch.setattr(pathlib.Path, 'exists', lambda path: signal.raise_signal(signal.SIGTERM))
+            found = monitor.reason(1), monitor.reason(2)
+        assert found[1] == 'SIGTERM'
 
 
 def test_signals_that_the_caller_ignores_stay_ignored(monkeypatch):

@@ -88,9 +88,9 @@ class StopMonitor:
 
     def reason(self, step: int) -> str | None:
         """Returns why the run must stop after `step`; None: it continues."""
-        if self._reason is None:
-            self._reason = self._own_reason()
-            if self._reason is not None and self._shared:
+        if self._reason is None and (own := self._own_reason()):  # a signal may come while it looks, and stays
+            self._reason = own
+            if self._shared:
                 os.kill(os.getpid(), signal.SIGTERM)  # forwarded to all processes
         if not self._shared:
             return self._reason
