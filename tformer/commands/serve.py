@@ -11,7 +11,6 @@ answers those that are there, for --grace seconds. `pip install 'tformer[serve]'
 import contextlib
 import functools
 import math
-import signal
 import sys
 from typing import Any
 
@@ -69,10 +68,7 @@ def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) 
                 scheduler.close(flags.grace)
                 super().handle_exit(sig, frame)
 
-        for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises the signal again when it has ended
-            signal.signal(number, lambda *_: None)
-        print(f'serving {name} at {listening.address(place)}', file=sys.stderr, flush=True)
-        Server(options).run(sockets=[place])
+        listening.run(f'serving {name}', Server(options), place)
 
 
 def make_scheduler(run: Run, *, rows: int, most_waiting: int, kept: int = 0) -> tuple[row_writer.RowWriter, Scheduler]:

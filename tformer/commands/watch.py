@@ -13,7 +13,6 @@ run, and --resume lets them go on. The page changes nothing, and is for this mac
 
 import contextlib
 import pathlib
-import signal
 import sys
 
 import jax
@@ -71,8 +70,5 @@ def serve(watched: Watched, host: str, port: int) -> None:
     except ImportError as error:
         raise UserError("tformer watch --serve needs starlette and uvicorn: pip install 'tformer[serve]'") from error
     with contextlib.closing(listening.listen(host, port)) as place:
-        for number in (signal.SIGTERM, signal.SIGINT):  # uvicorn raises the signal again when it has ended
-            signal.signal(number, lambda *_: None)
-        print(f'watching {watched.home} at {listening.address(place)}', file=sys.stderr, flush=True)
         options = uvicorn.Config(app, log_level='warning', lifespan='off', timeout_graceful_shutdown=1)
-        uvicorn.Server(options).run(sockets=[place])
+        listening.run(f'watching {watched.home}', uvicorn.Server(options), place)
