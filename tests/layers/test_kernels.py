@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tformer import config
 from tformer.config import Mesh
 from tformer.distributed import meshes, sharding
 from tformer.errors import UserError
@@ -18,6 +19,7 @@ from tformer.layers.kernels import ScoreOptions
 from tformer.layers.masks import AttentionMask
 from tformer.layers.parallel.each_device import on_each_device
 from tformer.layers.quantized import Quantized
+from tformer.model import build
 
 B = 2
 ON_CPU = {  # as they run here: small chunks, so that there are several and the last is padded
@@ -264,6 +266,23 @@ def test_the_table_says_what_a_kernel_cannot_do():
         unserved('flsh', set(), 'cpu')
     with pytest.raises(AssertionError, match='soft_cap'):
         unserved('xla', {'soft_cap'}, 'cpu')
+
+
+@pytest.mark.parametrize('platform', ['gpu', 'tpu'])
+@pytest.mark.parametrize('position', ['rope', 'relative'])
+def test_parameters_begin_without_a_kernel_whose_library_may_be_missing(monkeypatch, platform, position):
+    """A model with dropout trains by another kernel than it is evaluated with, and only that one need be there."""
+    missing = KERNELS['reference']._replace(function=lambda *_: pytest.fail('it is called'), platforms=())
+    for name in KERNELS.keys() - {'reference'}:
+        monkeypatch.setitem(KERNELS, name, missing)
+    monkeypatch.setattr(attention, 'platform', lambda: platform)
+    model = build(config.Model(
+        vocab_size=8, emb_dim=16, num_heads=2, num_decoder_layers=2, position=position, attention_dropout_rate=0.1,
+    ))  # fmt: skip
+    batch = {'inputs': jnp.ones((1, 4), jnp.int32)}
+    begun = jax.eval_shape(model.init, jax.random.key(0), batch)
+    with pytest.raises(pytest.fail.Exception, match='it is called'):
+        jax.eval_shape(model.apply, begun, batch)
 
 
 @pytest.mark.parametrize(

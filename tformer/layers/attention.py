@@ -185,7 +185,9 @@ class Attention(nn.Module):
         else:
             name = kernel_choice.pick(cfg, platform(), drops=training)
             kernel = kernel_choice.KERNELS[name].function
-            if ring_attention.ways() > 1:
+            if self.is_initializing():  # no parameter depends on it, and libraries of kernels may be missing
+                kernel = kernel_choice.KERNELS['reference'].function
+            elif ring_attention.ways() > 1:
                 step = q_BNTH.shape[2] == 1 or mask.visible_BTS is not None  # in which each device sums its own slots
                 pair = None if step else ring_kernels.pick(name, q_BNTH.shape[2], k_BKSH.shape[2], mask, options)
                 plain = kernel_choice.on_arrays(kernels.reference if step else ring_attention.ring)
