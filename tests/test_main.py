@@ -19,7 +19,9 @@ ENDS = {
     'a signal that saved': (errors.Stopped('SIGTERM: stopped'), 75, 'tformer: SIGTERM: stopped\n'),
     'an interrupt': (KeyboardInterrupt(), 130, ''),
     'a full disk': (FULL, 2, 'tformer: runs/demo/metrics.jsonl: No space left on device\n'),
-    'an error of no file': (OSError(errno.EIO, os.strerror(errno.EIO)), 2, 'tformer: Input/output error\n'),
+    'a mistake of no file': (OSError(errno.EXDEV, os.strerror(errno.EXDEV)), 2, 'tformer: Invalid cross-device link\n'),
+    'a file system that fails': (OSError(errno.EIO, os.strerror(errno.EIO)), 1, 'tformer: Input/output error\n'),
+    'one that cut this host off': (OSError(errno.ESHUTDOWN, 'cut off', 'a/b'), 1, 'tformer: a/b: cut off\n'),
     'no memory': (MemoryError(), 2, 'tformer: there is not enough memory\n'),
     'no memory for an array': (MemoryError('8 GiB'), 2, 'tformer: there is not enough memory: 8 GiB\n'),
     'no memory on the device': (
@@ -70,7 +72,7 @@ def test_a_failure_in_a_task_of_a_library_is_not_told_twice(ends) -> None:
 
 
 def test_a_reader_that_has_read_enough_is_no_error_and_nothing_is_said_at_the_end(ends) -> None:
-    assert ends(BrokenPipeError()) == (0, 'closed')
+    assert ends(BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))) == (0, 'closed')
 
 
 def test_closed_streams_are_those_of_nothing(ends, monkeypatch) -> None:

@@ -1,9 +1,11 @@
 """The command line: `tformer COMMAND [FLAG ...] [--config.section.field=value ...]`."""
 
 import contextlib
+import errno
 import io
 import logging as standard_logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -11,7 +13,7 @@ from absl import flags as absl_flags
 from absl import logging
 
 from tformer import commands, errors
-from tformer.commands import failures
+from tformer.commands import failures, lasting
 from tformer.data import store_copies, stores
 from tformer.training.versions import versions
 
@@ -115,6 +117,8 @@ def main(argv: Sequence[str]) -> None:
     from tformer.commands import allocator
 
     command, arguments, overrides, flags = parse(argv)
+    if _trains(command):
+        lasting.begin()
     absl_flags.FLAGS.mark_as_parsed()
     remote = stores.address(flags.workdir or '') if 'workdir' in command.flags else None
     if remote and 'executor' in command.flags and flags.executor != 'local':
@@ -141,12 +145,16 @@ def main(argv: Sequence[str]) -> None:
 
 def _local(contexts: contextlib.ExitStack, command: commands.Command, url: str, several: bool) -> str:
     """Returns the local copy of a workdir on an object store."""
-    owns = command in (commands.COMMANDS['train'], commands.COMMANDS['sweep'])
     if several:
         from tformer.training import copies
 
-        return contexts.enter_context(copies.local(url, owns))
-    return contexts.enter_context(store_copies.local(url, owns))
+        return contexts.enter_context(copies.local(url, _trains(command)))
+    return contexts.enter_context(store_copies.local(url, _trains(command)))
+
+
+def _trains(command: commands.Command) -> bool:
+    """Returns whether what a command is for is in its workdir, not in what it prints."""
+    return command in (commands.COMMANDS['train'], commands.COMMANDS['sweep'])
 
 
 def run() -> None:
@@ -154,6 +162,8 @@ def run() -> None:
     # Failures in Orbax's threads and tasks also reach the main thread, which reports them once.
     logging.set_verbosity(logging.FATAL)
     standard_logging.getLogger('asyncio').setLevel(standard_logging.CRITICAL)
+    if os.getpid() == 1:  # to the first process of a container the system passes only signals that have a handler
+        signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
     for name, mode in (('stdin', 'r'), ('stdout', 'w'), ('stderr', 'w')):
         if getattr(sys, name) is None:  # the caller has closed it
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
@@ -165,10 +175,10 @@ def run() -> None:
     except errors.Stopped as stopped:
         print(f'tformer: {stopped}', file=sys.stderr)
         sys.exit(errors.STOPPED)
-    except BrokenPipeError:  # the reader, such as `head`, has read enough
-        sys.stderr.close()
-        _end(0)
     except (KeyboardInterrupt, Exception) as error:
+        if isinstance(error, OSError) and error.errno == errno.EPIPE and error.filename is None:
+            sys.stderr.close()  # the reader of what is printed, such as `head`, has read enough
+            _end(0)
         _end(*failures.explain(error))
 
 

@@ -1,6 +1,7 @@
 """Errors that are the user's to mend: one line that says what, where and the nearest valid thing."""
 
 import difflib
+import errno
 import os
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
@@ -23,8 +24,11 @@ class NoSplitError(UserError):
     """A source has nothing for a split: no file of it, or no record in it."""
 
 
-class Stopped(Exception):
-    """A run was asked to stop, has saved what it had, and can go on. The command line exits with `STOPPED`."""
+class Stopped(BaseException):
+    """A run was asked to stop, has saved what it had, and can go on. The command line exits with `STOPPED`.
+
+    A signal raises it wherever the run is. It is no `Exception`, so that code that goes on after errors ends with it.
+    """
 
 
 class Unsaved(RuntimeError):
@@ -32,6 +36,7 @@ class Unsaved(RuntimeError):
 
 
 STOPPED = 75  # the exit code; sysexits.h calls it EX_TEMPFAIL
+FAILING = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ESHUTDOWN, errno.ENOTCONN)  # of a file system, not of a user
 
 
 def nearest(word: object, options: Iterable[object], listed: int = 40) -> str:

@@ -1,7 +1,10 @@
 """Rows that are kept for a command that goes on."""
 
+import errno
 import json
+import os
 import pathlib
+from unittest import mock
 
 import pytest
 
@@ -141,3 +144,12 @@ def test_rows_that_another_process_made_of_something_else_are_refused(tmp_path: 
     with pytest.raises(UserError, match=r'out\.part\.4 is of something else'), kept(tmp_path / 'out', OF, 9):
         pass
     assert (tmp_path / 'out.part.4').exists()
+
+
+def test_without_locks_rows_are_kept_and_it_is_said(tmp_path: pathlib.Path, monkeypatch, capsys) -> None:
+    none = OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+    monkeypatch.setattr(kept_lib.fcntl, 'flock', mock.Mock(side_effect=none))
+    interrupted(tmp_path / 'out', OF, {0: ['a']})
+    with kept(tmp_path / 'out', OF, 9) as there:
+        assert there.rows == {0: ['a']}
+    assert f'{tmp_path}/out.part: nothing keeps a second process out of it: ' in capsys.readouterr().err

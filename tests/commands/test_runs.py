@@ -358,7 +358,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 
 @pytest.mark.slow
 @pytest.mark.signals
-@pytest.mark.parametrize('ending', [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize('ending', [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_workers_end_with_their_run(tmp_path: pathlib.Path, ending: signal.Signals) -> None:
     if subprocess.run(['which', 'ps'], capture_output=True).returncode:
         pytest.skip('there is no ps')
@@ -383,11 +383,12 @@ def test_workers_end_with_their_run(tmp_path: pathlib.Path, ending: signal.Signa
     assert any('step 5/' in line for line in run.stdout)
     workers = children(run.pid)
     assert workers
-    if ending == signal.SIGINT:
-        os.killpg(run.pid, ending)  # as a terminal does
-    else:
+    if ending == signal.SIGKILL:
         run.kill()
+    else:
+        os.killpg(run.pid, ending)  # as schedulers and terminals do
     _, said = run.communicate(timeout=HANG)
+    assert run.returncode == (-ending if ending == signal.SIGKILL else 75)
     assert not any(map(outlives, workers))
     assert 'Traceback' not in said
 

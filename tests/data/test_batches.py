@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 
+from lives import HANG
 from places import ROOT
 from small_sweeps import wait_for
 from tformer.config import Config, Data, Model, Train
@@ -63,3 +64,19 @@ def test_a_worker_ends_although_its_process_was_killed_before_it_watched_it(tmp_
     wait_for(lambda: not worker.exists())  # else it would sleep twice as long as this waits
     with parent.stdout, parent.stderr:
         assert 'Traceback' not in parent.stderr.read()
+
+
+@pytest.mark.slow
+@pytest.mark.signals
+def test_workers_go_on_after_a_signal_to_all_processes_and_none_is_missed_in_silence():
+    path = os.pathsep.join(map(str, (ROOT, ROOT / 'tests/helpers')))
+    ended = {
+        which: subprocess.run(
+            [sys.executable, ROOT / 'tests/helpers/worked_batches.py', which],
+            env={**os.environ, 'PYTHONPATH': path}, capture_output=True, text=True, timeout=HANG,
+        )
+        for which in ('all', 'one')
+    }  # fmt: skip
+    assert (ended['all'].returncode, ended['all'].stdout) == (0, '2 True\n'), ended['all'].stderr
+    assert (ended['one'].returncode, ended['one'].stdout) == (1, '')
+    assert 'tformer: a process of data.num_workers ended by SIGKILL, e.g. for want of memory' in ended['one'].stderr

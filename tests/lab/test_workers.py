@@ -88,6 +88,23 @@ def test_a_worker_of_a_scheduler_waits_for_what_may_come_and_for_nothing_else(tm
     assert begun(tmp_path) == {'baseline': 1} and choices == [None]
 
 
+@pytest.mark.parametrize('patience', [300.0, 0.0])
+def test_a_file_system_that_fails_is_asked_again_for_some_time(tmp_path, monkeypatch, capsys, patience) -> None:
+    made = trials.trials(TINY, grid({'optimizer.learning_rate': [1.0]}))
+    monkeypatch.setattr(trial_process, 'TRAIN', [sys.executable, '-c', ACTOR])
+    monkeypatch.setattr(runner, 'ASK_EVERY', 0.01)
+    monkeypatch.setattr(runner, 'PATIENCE', patience)
+    failed = [OSError(errno.ESTALE, os.strerror(errno.ESTALE))] * 3
+    choices = [*failed, jobs.Job(tuple(made)), None]
+    answer = mock.Mock(side_effect=choices)
+    if patience:
+        assert runner.sweep(TINY, made, tmp_path, next_job=answer) == 0 and begun(tmp_path) == {'baseline': 1}
+        assert capsys.readouterr().err.count(f'{tmp_path}: Stale file handle; asking again for 300 s') == 1
+    else:
+        with pytest.raises(OSError, match='Stale file handle'):
+            runner.sweep(TINY, made, tmp_path, next_job=answer)
+
+
 def test_a_scheduler_is_not_asked_to_begin_a_worker_again_for_trials_that_are_to_stay_stopped(tmp_path) -> None:
     made = trials.trials(TINY, grid({'optimizer.learning_rate': [1.0, 4.0]}))
     manifest.claim(TINY, made, tmp_path)

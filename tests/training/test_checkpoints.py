@@ -3,6 +3,7 @@
 import json
 import math
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -124,3 +125,25 @@ def test_metadata_that_are_no_object_are_named(tmp_path):
         digests.write(checkpoint.directory(tmp_path, 10))
         with pytest.raises(UserError, match=rf'^{file} cannot be read: '):
             checkpoint.read_metadata(tmp_path, 10)
+
+
+def test_of_a_run_that_deletes_its_checkpoints_meanwhile_one_that_is_left_is_read(tmp_path, monkeypatch, capsys):
+    made(tmp_path, {10: -1.0, 20: -2.0, 30: -3.0})
+    look, read = checkpoint.read_metadata, digests.find_corruption
+
+    def deleted_on_the_way(workdir, step):
+        if step == 10:
+            checkpoint.delete(workdir, step)
+        return look(workdir, step)
+
+    def deleted_before_it_is_checked(place, *_, **__):
+        if place.name == '20' and not __:
+            checkpoint.delete(tmp_path, 20)
+        return read(place, *_, **__)
+
+    monkeypatch.setattr(checkpoint, 'read_metadata', deleted_on_the_way)
+    monkeypatch.setattr(checkpoint.digests, 'find_corruption', deleted_before_it_is_checked)
+    monkeypatch.setattr(checkpoint, '_shapes', lambda workdir, step: {'kernel': jax.ShapeDtypeStruct((2,), 'float32')})
+    monkeypatch.setattr(checkpoint, '_read', lambda workdir, step, target: {'variables': {'step': step}})
+    assert checkpoint.load_variables(tmp_path) == ({'step': 30}, 30)
+    assert f'{tmp_path}: its run has deleted checkpoint 20 meanwhile' in capsys.readouterr().err

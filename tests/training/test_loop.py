@@ -10,8 +10,8 @@ from tformer.training import loop, skipping
 from tformer.training.wall_time import Clock
 
 
-def outcome(step: int, evaluated: bool) -> str:
-    """What comes of a group that goes on from `step` of 4 and is asked to stop at once."""
+def outcome(step: int, evaluated: bool, late: str | None) -> str:
+    """What comes of a group that goes on from `step` of 4 and is asked to stop at once, or by a signal at its end."""
     done: list[object] = []
     state = types.SimpleNamespace(guard=skipping.init_guard(None))
     params = {'kernel': jnp.zeros((2, 3))}
@@ -35,25 +35,27 @@ def outcome(step: int, evaluated: bool) -> str:
         drop_failed=lambda members: None,
     )
     try:
-        (trained,) = loop.train_group(group, types.SimpleNamespace(reason=lambda step: 'SIGTERM'), None)
+        stop = types.SimpleNamespace(reason=lambda step: 'limit', signalled=lambda step: late)
+        (trained,) = loop.train_group(group, stop, None)
     except Stopped as stopped:
-        assert done == [(step, True)]
+        assert done == [(step, True), (4, 0)] if late else done == [(step, True)]
         return str(stopped)
     assert done == [(step, True), (4, 0)] and (trained.step, trained.num_parameters) == (4, 6)
     return 'finished'
 
 
 @pytest.mark.parametrize(
-    ('step', 'evaluated', 'wanted'),
+    ('step', 'evaluated', 'late', 'wanted'),
     [
-        (0, False, 'SIGTERM: stopped before the first step'),
-        (3, True, 'SIGTERM: stopped after step 3 of 4, which is saved'),
-        (4, False, 'SIGTERM: stopped after step 4 of 4, which is saved'),
-        (4, True, 'finished'),
+        (0, False, None, 'limit: stopped before the first step'),
+        (3, True, None, 'limit: stopped after step 3 of 4, which is saved'),
+        (4, False, None, 'limit: stopped after step 4 of 4, which is saved'),
+        (4, True, None, 'finished'),
+        (4, True, 'SIGTERM', 'SIGTERM: trained to step 4, which is saved, and not scored yet'),
     ],
 )
 def test_a_run_that_has_made_and_evaluated_its_last_step_is_finished_and_any_other_stops(
-    monkeypatch, step, evaluated, wanted
+    monkeypatch, step, evaluated, late, wanted
 ):
     monkeypatch.setattr(loop.checkpoint, 'best', lambda directory: 2)
-    assert outcome(step, evaluated) == wanted
+    assert outcome(step, evaluated, late) == wanted

@@ -1,11 +1,13 @@
 """How a run stops, within this process: what a second signal, a limit and a block that can be repeated do."""
 
 import concurrent.futures
+import errno
 import os
 import pathlib
 import signal
 import time
 from collections.abc import Callable
+from unittest import mock
 
 import pytest
 
@@ -108,6 +110,18 @@ def test_a_signal_that_comes_while_a_request_is_looked_for_is_not_lost(interrupt
             patch.setattr(pathlib.Path, 'exists', lambda path: signal.raise_signal(signal.SIGTERM))
             found = monitor.reason(1), monitor.reason(2)
         assert found[1] == 'SIGTERM'
+
+
+def test_a_request_is_looked_for_again_where_the_file_system_fails(tmp_path, monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(time, 'monotonic', lambda: now[0])
+    monitor = StopMonitor(None, workdirs=[tmp_path])
+    stopping.request(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(pathlib.Path, 'stat', mock.Mock(side_effect=OSError(errno.ESTALE, 'stale')))
+        assert monitor.reason(1) is None
+    now[0] += 1.5
+    assert monitor.reason(2) == f'requested by {tmp_path}/stop'
 
 
 def test_signals_that_the_caller_ignores_stay_ignored(monkeypatch):

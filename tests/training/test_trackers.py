@@ -7,12 +7,13 @@ import pathlib
 import struct
 import threading
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from tformer import config as config_lib
 from tformer.config import Config, Train
-from tformer.errors import UserError
+from tformer.errors import Stopped, UserError
 from tformer.lab.sweep import trials
 from tformer.training import trackers, writers
 from tformer.training.trackers import Kind, Tracked
@@ -126,6 +127,15 @@ def test_a_tracker_that_stands_still_holds_nothing_up(tmp_path, capsys, monkeypa
     full.close()  # though there is no room for the end
     assert said in capsys.readouterr().err
     go.set()
+
+
+def test_a_stop_is_no_failure_of_a_tracker(tmp_path, kept, monkeypatch) -> None:
+    """A signal raises it wherever the run is."""
+    monkeypatch.setattr(trackers._Sender, 'send', mock.Mock(side_effect=Stopped('SIGTERM')))
+    given = trackers.Trackers(Tracked(tmp_path, asks('noting')), [], 0)
+    with pytest.raises(Stopped):
+        given.write({'step': 1})
+    monkeypatch.undo()
 
 
 def test_a_trial_is_known_by_its_sweep_and_arm(tmp_path) -> None:

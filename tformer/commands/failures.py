@@ -16,9 +16,9 @@ def explain(error: BaseException) -> tuple[int, str | None]:
         return errors.STOPPED, str(error)
     if isinstance(error, KeyboardInterrupt):
         return 130, None
-    if isinstance(error, OSError):  # a full disk, or a directory that cannot be written
+    if isinstance(error, OSError):  # a full disk, a directory that cannot be written, a file system that fails
         where = f'{error.filename}: ' if error.filename else ''
-        return 2, f'{where}{error.strerror or error}'
+        return 1 if error.errno in errors.FAILING else 2, f'{where}{error.strerror or error}'
     if isinstance(error, MemoryError):
         return 2, f'there is not enough memory: {error}'.removesuffix(': ')
     if 'RESOURCE_EXHAUSTED' in str(error):  # XLA's

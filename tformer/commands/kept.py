@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from tformer.data import locks
 from tformer.distributed import processes
 from tformer.errors import UserError
 
@@ -108,9 +109,11 @@ def _locked(part: pathlib.Path) -> Any:
     file = part.open('a+b')
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+    except BlockingIOError as error:
         file.close()
         raise UserError(f'{part}: another process writes it') from error
+    except OSError as error:
+        locks.say_none(part, error)
     return file
 
 

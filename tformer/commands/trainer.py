@@ -15,7 +15,7 @@ from typing import Any
 from tformer.commands import failures
 from tformer.config import extensions
 from tformer.distributed import gpu_memory
-from tformer.errors import UserError
+from tformer.errors import Stopped, UserError
 from tformer.training import program_cache
 
 MOST_JOBS = 200  # a process is replaced after so many,
@@ -59,7 +59,7 @@ def _logged(job: Mapping[str, Any], train: Train) -> tuple[int, bool]:
         extensions.import_files(job['extensions'])
         train(job)
         return 0, True
-    except Exception as error:
+    except (Stopped, Exception) as error:
         code, text = failures.explain(error)
         if text is not None:
             print(f'tformer: {text}', file=sys.stderr, flush=True)

@@ -31,9 +31,8 @@ def alone(file: pathlib.Path, what: str, seconds: float = 0) -> Iterator[None]:
                     holder = held.read().strip() or 'another process'
                     raise UserError(f'{what} is in use by {holder}') from error
                 time.sleep(0.1)
-            except OSError as error:  # the file system has no locks
-                line = f'nothing keeps a second process out of it: its file system has no locks ({error.strerror})'
-                print(f'{what}: {line}', file=sys.stderr, flush=True)
+            except OSError as error:
+                say_none(what, error)
                 break
         held.truncate(0)
         held.write(f'process {os.getpid()} on {socket.gethostname()}, since {time.strftime("%Y-%m-%d %H:%M:%S")}\n')
@@ -43,6 +42,12 @@ def alone(file: pathlib.Path, what: str, seconds: float = 0) -> Iterator[None]:
         finally:
             with contextlib.suppress(OSError):
                 fcntl.flock(held, fcntl.LOCK_UN)  # data workers that have not ended hold the file, too
+
+
+def say_none(what: object, error: OSError) -> None:
+    """Says that the file system of a thing that is to be held has no locks."""
+    line = f'nothing keeps a second process out of it: its file system has no locks ({error.strerror})'
+    print(f'{what}: {line}', file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

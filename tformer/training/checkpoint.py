@@ -68,7 +68,13 @@ def scores(workdir: pathlib.Path) -> dict[int, float]:
     """Returns step -> score of the checkpoints that have been evaluated."""
     found: dict[int, float] = {}
     for step in steps(workdir):
-        later, value = directory(workdir, step) / 'merit.json', read_metadata(workdir, step).get('merit')
+        later = directory(workdir, step) / 'merit.json'
+        try:
+            value = read_metadata(workdir, step).get('merit')
+        except UserError:
+            if not directory(workdir, step).exists():  # its run has deleted it meanwhile
+                continue
+            raise
         try:
             value = json.loads(later.read_text()) if later.is_file() else value
             found |= {} if value is None else {step: float(value)}
@@ -206,8 +212,14 @@ def load_variables(workdir: pathlib.Path, which: str = 'best', shardings: Any = 
             print(f'{workdir}: {line}', file=sys.stderr, flush=True)
         return most
 
-    step = processes.same_number(chosen)
-    return _variables(workdir, step, shardings), step
+    while True:
+        step = processes.same_number(chosen)
+        try:
+            return _variables(workdir, step, shardings), step
+        except Exception:
+            if jax.process_count() > 1 or directory(workdir, step).exists():
+                raise
+            print(f'{workdir}: its run has deleted checkpoint {step} meanwhile', file=sys.stderr, flush=True)
 
 
 def load_average(

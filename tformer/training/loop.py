@@ -173,6 +173,8 @@ def train_group(
         with group.clock.spending('saving'):
             member.end(step, int(jax.device_get(group.state_of(state, member).guard.skipped)))
     group.drop_failed(ended)
+    if name := stop.signalled(step + 1):
+        raise Stopped(f'{name}: trained to step {step:,}, which is saved, and not scored yet')
     size = count_parameters(sharding.unboxed(group.program.abstract.params))
     return [
         Trained(run.config, run.data.tokenizers, step, checkpoint.best(run.directory) or step, size, run.account)

@@ -58,7 +58,8 @@ class StopMonitor:
         self._deadline = None if max_minutes is None else time.monotonic() + 60 * max_minutes
         self._limit = f'train.max_minutes={max_minutes}'
         self._workdirs, self._looked = workdirs, -math.inf
-        self._reason: str | None = None
+        self._signal: str | None = None  # its name
+        self._own: str | None = None  # the limit or the request
         self._raises = False
 
     def __enter__(self) -> 'StopMonitor':
@@ -74,7 +75,7 @@ class StopMonitor:
         self._wakeup_before = signal.set_wakeup_fd(self._pipe_end, warn_on_full_buffer=False)
         if not self._shared:  # each process handles its own signals, and one that another received before this point
             processes.meet('handling signals')
-            if processes.any_of(self._reason is not None) and self._reason is None:
+            if processes.any_of(self._signal is not None) and self._signal is None:
                 os.kill(os.getpid(), signal.SIGTERM)
         threading.Thread(target=self._watch, args=(pipe,), daemon=True).start()
         return self
@@ -88,13 +89,17 @@ class StopMonitor:
 
     def reason(self, step: int) -> str | None:
         """Returns why the run must stop after `step`; None: it continues."""
-        if self._reason is None and (own := self._own_reason()):  # a signal may come while it looks, and stays
-            self._reason = own
-            if self._shared:
+        if self._signal is None and self._own is None:
+            self._own = self._own_reason()
+            if self._own is not None and self._shared:
                 os.kill(os.getpid(), signal.SIGTERM)  # forwarded to all processes
+        return self.signalled(step) or (None if self._shared else self._own)
+
+    def signalled(self, step: int) -> str | None:
+        """Returns the signal, of whatever process, because of which the run must stop after `step`."""
         if not self._shared:
-            return self._reason
-        return (self._reason or 'SIGTERM') if multihost_utils.reached_preemption_sync_point(step) else None
+            return self._signal
+        return (self._signal or self._own or 'SIGTERM') if multihost_utils.reached_preemption_sync_point(step) else None
 
     def _own_reason(self) -> str | None:
         """Returns why this process itself asks for a stop: the time limit, or a request, which is then obeyed."""
@@ -103,12 +108,13 @@ class StopMonitor:
             return self._limit
         if not self._workdirs or now < self._looked + LOOK_SECONDS:
             return None
-        self._looked = now
-        asked = [each for each in self._workdirs if (each / REQUEST).exists()]
-        for workdir in asked:
-            with contextlib.suppress(FileNotFoundError):  # withdrawn
-                os.replace(workdir / REQUEST, workdir / OBEYED)
-        return f'requested by {asked[0] / REQUEST}' if asked else None
+        self._looked, asked = now, []
+        for workdir in self._workdirs:
+            with contextlib.suppress(OSError):  # the file system fails for a moment, or the request was withdrawn
+                if (workdir / REQUEST).exists():
+                    asked.append(workdir / REQUEST)
+                    os.replace(workdir / REQUEST, workdir / OBEYED)
+        return f'requested by {asked[0]}' if asked else None
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
@@ -118,18 +124,18 @@ class StopMonitor:
             return
         self._raises = True
         try:
-            if self._reason is not None:
-                raise Stopped(self._reason)
+            if reason := self._signal or self._own:
+                raise Stopped(reason)
             yield
         finally:
             self._raises = False
 
     def _on_signal(self, number: int, _: object) -> None:
-        self._reason = signal.Signals(number).name
+        self._signal = signal.Signals(number).name
         if self._shared:
             os.kill(os.getpid(), signal.SIGTERM)
         if self._raises:
-            raise Stopped(self._reason)
+            raise Stopped(self._signal)
 
     def _watch(self, pipe: int) -> None:
         """Answers signals at once, even while the main thread compiles for minutes."""

@@ -181,7 +181,7 @@ def is_locked(workdir: pathlib.Path, patience: float = 0.0) -> bool:
 def save_config(workdir: pathlib.Path, config: Config) -> None:
     """Writes the resolved config, and the digests of it and the tokenizers."""
     names = [path.name for path in workdir.glob('tokenizer.*')]
-    with digests.recording(workdir, 'config.json', *names, anew=True):
+    with locks.in_turn(workdir), digests.recording(workdir, 'config.json', *names, anew=True):
         atomic.write(workdir / 'config.json', json.dumps(config_lib.to_dict(config), indent=2) + '\n')
 
 

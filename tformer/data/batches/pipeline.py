@@ -14,12 +14,12 @@ from absl import flags
 from tformer.config import extensions, hashing
 from tformer.config.mixtures import parts
 from tformer.config.run import Config
+from tformer.data import worker
 from tformer.data.batches import layout, mixture, packing
 from tformer.data.examples import corrupt, example_arrays, example_formats
 from tformer.data.examples.special_tokens import Fields
 from tformer.data.sources.records import Record, Split
 from tformer.data.tokenizers.tokenizers import Tokenizers
-from tformer.data.worker import follow
 from tformer.errors import UserError, check_memory, choose
 
 _ENDLESS = 1 << 40  # steps
@@ -298,9 +298,12 @@ def iterate(
     workers = grain.MultiprocessingOptions(data.num_workers, per_worker_buffer_size=per_worker)
     # Pipes and not shared memory, which killed runs leave behind and of which containers have little.
     pipes = grain.experimental.DatasetOptions(min_shm_size=1 << 62)
-    dataset = grain.experimental.WithOptionsIterDataset(dataset.mp_prefetch(workers, follow), pipes)
-    with contextlib.closing(iter(dataset)) as prefetched:
-        yield from prefetched
+    dataset = grain.experimental.WithOptionsIterDataset(dataset.mp_prefetch(workers, worker.follow), pipes)
+    with contextlib.closing(iter(dataset)) as prefetched, worker.watched() as note:
+        for number, batch in enumerate(prefetched):
+            if number < data.num_workers:  # each begins for its first batch
+                note()
+            yield batch
 
 
 def _by_threads(

@@ -239,7 +239,7 @@ def processes(number: int) -> Iterator[Engine]:
     finally:
         executor.shutdown(wait=False, cancel_futures=True)
         for process in set(multiprocessing.active_children()) - before:
-            process.terminate()
+            process.kill()
 
 
 def _begin() -> None:

@@ -9,11 +9,12 @@ import dataclasses
 import functools
 import pathlib
 import signal
+import sys
 import time
 from collections.abc import Mapping, Sequence
 
 from tformer.config import Config
-from tformer.errors import Stopped, UserError, choose
+from tformer.errors import FAILING, Stopped, UserError, choose
 from tformer.lab.sweep import devices, jobs, leases, manifest, trial_process
 from tformer.lab.sweep.batched_trials import TRANSFORMS
 from tformer.lab.sweep.jobs import Job, NextJob, State
@@ -25,6 +26,7 @@ from tformer.training import stopping
 LEASES = 'leases'  # in the sweep's directory
 WRITE_EVERY = 10.0  # seconds between updates of the seconds that each trial has run
 ASK_EVERY = 1.0  # seconds between looks for a job where there was none
+PATIENCE = 300.0  # seconds for which a file system that fails is asked again
 BUSY_SECONDS = 30.0  # until a trial is tried again whose workdir another process has
 MOST_DEATHS = 3  # processes that a trial may end, before it has failed
 LARGEST_MISMATCH = 5.0  # percent; an arm that misses a matched quantity by more is named
@@ -112,6 +114,7 @@ class _Runner:
         self._running: dict[int, tuple[Training, list[Lease]]] = {}  # with the leases of its trials
         self._goes_on = True  # whether by the latest choice there is, or may come, something to train
         self._asks_at = self._writes_at = self._renews_at = 0.0
+        self._fails: float | None = None  # since when the file system does
         self._spent: dict[str, float] = {}  # the seconds that are not in the list yet
         self._counted = time.monotonic()
 
@@ -128,7 +131,7 @@ class _Runner:
             if self._collect(asked=passed_on > 0):
                 self._asks_at = 0.0
             if not num_requests and time.monotonic() >= self._asks_at:
-                self._begin_jobs()
+                self._ask()
             if passed_on < num_requests:
                 for slot in self._running:
                     self._trainers[slot].stop()  # the first makes it save and stop; the second ends it at once
@@ -174,6 +177,20 @@ class _Runner:
         return self.state.failed.get(trial.directory, 2 if mistake else 1)
 
     # ------------------------------------------------------------------------------------------------------- jobs
+
+    def _ask(self) -> None:
+        """Begins jobs; a file system that fails is asked again for `PATIENCE` seconds, as it may be back soon."""
+        try:
+            self._begin_jobs()
+            self._fails = None
+        except OSError as error:
+            now = time.monotonic()
+            first, self._fails = self._fails is None, self._fails or now
+            if error.errno not in FAILING or now > self._fails + PATIENCE:
+                raise
+            if first:
+                print(f'{self.home}: {error.strerror}; asking again for {PATIENCE:.0f} s', file=sys.stderr, flush=True)
+            self._asks_at = now + ASK_EVERY
 
     def _begin_jobs(self) -> None:
         """Has every process without a job begin one, as long as there are some."""
@@ -269,7 +286,7 @@ class _Runner:
         self.state.look()
         counts = self.counts()
         ended = counts[jobs.DONE] + counts[jobs.FAILED] + counts[jobs.STOPPED]
-        seconds = f'{(time.monotonic() - training.began) / len(training.left):,.0f} s'
+        seconds = f'{(time.monotonic() - training.began) / max(len(training.left), 1):,.0f} s'
         print(f'{ended}/{len(self.trials)}  {trial.directory}  {seconds}  {text}', flush=True)
 
     def _count_time(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from tformer import atomic, checks, config
 from tformer.config import Config, extensions, hashing, python_files
 from tformer.distributed import processes
-from tformer.errors import Stopped, UserError, choose
+from tformer.errors import UserError, choose
 from tformer.lab.sweep import matching
 from tformer.lab.sweep.declaration import Sweep
 from tformer.lab.sweep.matching import Match
@@ -184,8 +184,6 @@ def kept(place: pathlib.Path) -> Iterator[None]:
     free = bool(processes.same_number(lambda: clear_error(place)))
     try:
         yield
-    except Stopped:
-        raise
     except Exception as error:
         if processes.first():
             free = not workdir.is_locked(place)
