@@ -4,6 +4,7 @@ import errno
 import io
 import logging as standard_logging
 import os
+import signal
 import sys
 
 import pytest
@@ -73,6 +74,18 @@ def test_a_failure_in_a_task_of_a_library_is_not_told_twice(ends) -> None:
 
 def test_a_reader_that_has_read_enough_is_no_error_and_nothing_is_said_at_the_end(ends) -> None:
     assert ends(BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))) == (0, 'closed')
+
+
+def test_the_first_process_of_a_container_handles_sigterm_from_the_start(ends, monkeypatch) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        monkeypatch.setattr(os, 'getpid', lambda: 1)
+        monkeypatch.setattr(os, '_exit', lambda code: pytest.fail(f'exit {code}'))
+        ends(errors.UserError('no workdir'))
+        with pytest.raises(pytest.fail.Exception, match='exit 143'):
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_closed_streams_are_those_of_nothing(ends, monkeypatch) -> None:
