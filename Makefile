@@ -59,10 +59,10 @@ newest:
 stack: setup
 	$(BIN)/python -m pytest -n 2 -m stack
 
-# Lint, types, the site, the newest Python, then the quick tests and every fourth proof of each file in one run of
+# Lint, types, the site, the newest Python, then the quick tests and every sixth proof of each file in one run of
 # pytest, whose closing line comes last. `make proofs` runs all proofs.
 check: lint docs newest parity
-	$(BIN)/python -m pytest -n 2 --sample=4
+	$(BIN)/python -m pytest -n 2 --sample=6
 
 # The compilers of TPUs and GPUs, which need none of them, in a folder that `tformer inspect --device` and `plan` know.
 COMPILERS := build/compilers
