@@ -62,15 +62,21 @@ class Life:
     def wait(self) -> int:
         """Returns its exit code; negative where a signal ended it."""
         self._process.join(HANG)
-        assert self._process.exitcode is not None, f'still running: {self.said[-2000:]}'
-        return self._process.exitcode
+        if self._process.exitcode is None:
+            self._give_up('it does not end')
+        return self._process.exitcode or 0
 
     def wait_for(self, sign: Callable[[], object]) -> None:
         """Waits until sign() holds, or the process has ended."""
         end = time.monotonic() + HANG
         while not sign() and self._process.is_alive():
-            assert time.monotonic() < end, self.said[-2000:]
+            if time.monotonic() > end:
+                self._give_up('it gives no sign')
             time.sleep(0.01)
+
+    def _give_up(self, why: str) -> None:
+        self.signal(signal.SIGKILL)  # else it would slow all other tests down
+        raise AssertionError(f'{why}: {self.said[-2000:]}')
 
     def signal(self, number: signal.Signals) -> None:
         if self._process.is_alive():

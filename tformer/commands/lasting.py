@@ -35,4 +35,4 @@ class Lasting:
 
 def begin() -> None:
     """Lets standard output and error last."""
-    sys.stdout, sys.stderr = Lasting(sys.stdout), Lasting(sys.stderr)
+    sys.stdout, sys.stderr = (x if isinstance(x, Lasting) else Lasting(x) for x in (sys.stdout, sys.stderr))

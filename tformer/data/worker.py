@@ -36,11 +36,8 @@ def follow(index: int = 0, count: int = 1) -> None:
 def watched() -> Iterator[Callable[[], None]]:
     """Gives a function that takes note of the workers that have begun since. If one of those is killed while the block
     lasts, this process ends with a line and the code 1: it would wait for the rest of a batch for ever."""
-    before, mine, over = (
-        {*multiprocessing.active_children()},
-        set[multiprocessing.process.BaseProcess](),
-        threading.Event(),
-    )
+    before, over = {*multiprocessing.active_children()}, threading.Event()
+    mine: set[multiprocessing.process.BaseProcess] = set()
 
     def note() -> None:
         mine.update({*multiprocessing.active_children()} - before - _noted)
