@@ -354,6 +354,26 @@ def test_a_signal_while_the_end_is_scored_has_the_job_queued_again(tmp_path, pro
     assert max(checkpoint.steps(tmp_path / 'run')) == STEPS
 
 
+ENDING = """import time
+    from tformer.training import recorder
+    end = recorder.RunRecorder.end
+    recorder.RunRecorder.end = lambda *given: (print("ending"), time.sleep(5), end(*given))[2]"""
+
+
+@pytest.mark.slow
+@pytest.mark.signals
+@pytest.mark.parametrize('processes', [1, 2])
+def test_a_signal_after_the_last_step_leaves_the_scoring_to_the_next_job(tmp_path, processes) -> None:
+    launched = Launched(tmp_path, processes, *flags(tmp_path, 'run'), hooked(tmp_path, -1, ENDING))
+    launched.until(lambda: 'ending' in launched.out)
+    launched.process.send_signal(signal.SIGTERM)
+    assert launched.end() == 75, launched.err
+    assert f'SIGTERM: trained to step {STEPS}, which is saved, and not scored yet' in launched.err
+    assert max(checkpoint.steps(tmp_path / 'run')) == STEPS and not (tmp_path / 'run/result.json').exists()
+    assert Launched(tmp_path, processes, *flags(tmp_path, 'run')).end() == 0
+    assert (tmp_path / 'run/result.json').exists()
+
+
 @pytest.mark.slow
 def test_a_mistake_is_told_once_and_an_exception_ends_all(tmp_path: pathlib.Path) -> None:
     launched = Launched(tmp_path, 2, *flags(tmp_path, 'run', model__norm='rmsnrom'))
