@@ -87,6 +87,28 @@ def test_programs_for_a_tpu_alone_have_its_kernels(monkeypatch, tmp_path, backen
     assert program.platforms == ('tpu',) and 'tpu_custom_call' in program.mlir_module()
 
 
+@pytest.mark.parametrize(
+    ('fields', 'said'),
+    [
+        ({'decode.strategy': 'sample', 'decode.temperature': '0.8', 'decode.top_k': '5'}, ''),
+        (
+            {'decode.strategy': 'beam'},
+            'decode.strategy=beam is not frozen: the programs write by the likeliest token\n',
+        ),
+    ],
+)
+def test_what_a_run_says_of_lengths_and_draws_is_frozen_with_it(tmp_path, capsys, fields, said) -> None:
+    run = fresh_run('causal_lm', family='decoder', letters='abcdefgh')
+    run = dataclasses.replace(run, config=config.override(run.config, {'decode.max_len': '6', **fields}))
+    freeze(run, tmp_path / 'frozen', rows=2)
+    assert capsys.readouterr().err == said
+    frozen, texts = load_frozen(tmp_path / 'frozen'), ['a', 'abc', 'h' * 20]
+    if said:
+        run = dataclasses.replace(run, config=config.override(run.config, {'decode.strategy': 'greedy'}))
+    assert frozen.write(texts) == run.generate(texts) and frozen.write(texts, seed=3) == run.generate(texts, 3)
+    assert (frozen.write(texts) == frozen.write(texts, seed=3)) == bool(said)
+
+
 @pytest.mark.slow
 def test_a_form_and_biases_are_frozen_with_their_run(tmp_path) -> None:
     run = fresh_run('causal_lm', family='decoder', letters='abcdefgh')

@@ -12,6 +12,7 @@ platforms, or for GPUs, have XLA's operations in place of a platform's own kerne
 import dataclasses
 import pathlib
 import shutil
+import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -27,7 +28,7 @@ from tformer.commands.run import Run, opened
 from tformer.config import Config, Mesh
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.decode import programs
-from tformer.decode.drawing import Drawing
+from tformer.decode.drawing import Drawing, drawing_of
 from tformer.decode.engine import write_all
 from tformer.distributed import sharding
 from tformer.errors import UserError
@@ -73,7 +74,11 @@ def freeze(
         import flatbuffers  # noqa: F401
     except ImportError as error:
         raise UserError("tformer freeze needs flatbuffers: pip install 'tformer[programs]'") from error
-    changes = {'decode.strategy': 'greedy'}  # draws are asked for
+    changes = {}
+    if (strategy := run.config.decode.strategy) not in ('greedy', 'sample'):
+        changes['decode.strategy'] = 'greedy'
+        line = f'decode.strategy={strategy} is not frozen: the programs write by the likeliest token'
+        print(line, file=sys.stderr, flush=True)
     backend = _backend(platforms)
     kernel = run.config.model.attention_kernel
     if kernel != kernel_choice.AUTO and kernel_choice.unserved(kernel, frozenset(), backend):
@@ -111,16 +116,25 @@ class Frozen(NamedTuple):
     parts: RowWriter
     variables: Any
 
-    def write(self, texts: Sequence[str], most: int = 64, drawing: Drawing = Drawing()) -> list[str]:
-        """Returns the text written for each, of at most so many new tokens.
+    def write(
+        self, texts: Sequence[str], most: int | None = None, drawing: Drawing | None = None, seed: int = 0
+    ) -> list[str]:
+        """Returns the text written for each, as the run's `generate` writes the first of each.
 
             >>> tformer.load_frozen('frozen/lm').write(['def f(x):'], 20)
+
+        Args:
+          texts: the prompts, or the sources.
+          most: so many new tokens at most; None: as many as the run's `decode.max_len`.
+          drawing: how the tokens of every text are drawn; None: as the run's `decode` says, by `seed`.
+          seed: of the draws.
 
         Raises:
           UserError: a text leaves no room for so many, or no text of the run's form is that short.
         """
         writer, batch, engine, rows = self.parts[:4]
-        read = writer.read(texts)
+        read, decode = writer.read(texts), self.config.decode
+        most = decode.max_len if most is None else most
         if most < self.parts.least:
             raise UserError(
                 f'the shortest text that fits has {self.parts.least} tokens with its end, and {most} are asked for'
@@ -128,7 +142,8 @@ class Frozen(NamedTuple):
         for tokens in read:
             if most > (room := row_writer.room(self.config, tokens)):
                 raise UserError(f'a text of {len(tokens)} tokens leaves {room} new ones, and {most} are asked for')
-        asked = [(batch(tokens), drawing, most) for tokens in read]
+        own = drawing_of(decode, seed)._replace(most=most)
+        asked = [(batch(tokens), drawing or own._replace(row=row), most) for row, tokens in enumerate(read)]
         found = {
             number: writer.decode([token for token in tokens if token not in writer.ends])
             for number, tokens, _ in write_all(engine, self.variables, asked, rows=rows, ends=writer.ends)
