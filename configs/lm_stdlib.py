@@ -58,6 +58,7 @@ def get_config(size: str = '') -> ConfigDict:
             'model.max_len': 64,
             **BYTES,
             'data.length': 64,
+            'decode.max_len': 32,
             'data.num_buckets': 1,
             'train.num_steps': 400,
             'train.batch_size': 32,
