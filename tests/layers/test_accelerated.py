@@ -123,6 +123,7 @@ ON_A_CHIP += ['bias, packed in several blocks, softcap, sink', 'bias, a prompt a
 
 @pytest.mark.stack
 @pytest.mark.parametrize('name', ON_A_CHIP)
+@pytest.mark.slow_cases(*ON_A_CHIP[-2:], 'a window in several blocks')
 def test_a_chip_that_is_simulated_reads_nothing_that_is_not_there(name):
     """Nor anything that was not written, which is NaN."""
     chip = tpu.InterpretParams(out_of_bounds_reads='raise', uninitialized_memory='nan')
@@ -254,7 +255,11 @@ def in_zigzag(arrays, mask, real):
 
 
 @pytest.mark.parametrize(('kernel', 'name'), RUNS)
-@pytest.mark.slow_cases('triton-zigzag, packed, softcap, sink', 'triton-bias, zigzag, packed, softcap')
+@pytest.mark.slow_cases(
+    'triton-zigzag, packed, softcap, sink',
+    'triton-bias, zigzag, packed, softcap',
+    'mosaic-bias, zigzag, packed, softcap',
+)
 def test_a_ring_of_kernels_is_the_reference(kernel, name):
     case = (RINGS | RINGS_BY_POSITION | BIASED_RINGS)[name]
     arrays, (mask, real) = make(case), make_mask(case)

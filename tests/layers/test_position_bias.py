@@ -141,7 +141,7 @@ def in_a_ring(model, variables, batch, scale=1.0):
 
 
 @pytest.mark.parametrize('name', ['decoder, alibi', 'a table a layer', 'encoder, windows in some layers'])
-@pytest.mark.slow_cases('decoder, alibi', 'encoder, windows in some layers')
+@pytest.mark.slow
 def test_a_ring_takes_it_by_distance(given, monkeypatch, name):
     family, fields = MODELS[name]
     model, variables = make(family, max_len=1024, **fields)
