@@ -367,7 +367,7 @@ trainer.resident, trainer.MOST_GROWTH, trainer.MOST_JOBS = lambda: next(sizes), 
 def train(job):
     print('out of', job['do'])
     os.write(2, b'error of a library\n')
-    ends = {'mistake': UserError('mine'), 'stop': Stopped('asked'), 'disk': OSError(5, 'full'), 'bug': KeyError('its')}
+    ends = {'mistake': UserError('mine'), 'stop': Stopped('asked'), 'disk': OSError(28, 'full'), 'bug': KeyError('its')}
     if job['do'] != 'well':
         raise ends[job['do']]
 
