@@ -77,7 +77,7 @@ def test_a_reader_that_has_read_enough_is_no_error_and_nothing_is_said_at_the_en
 
 
 def test_the_first_process_of_a_container_handles_sigterm_from_the_start(ends, monkeypatch) -> None:
-    before = signal.getsignal(signal.SIGTERM)
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         monkeypatch.setattr(os, 'getpid', lambda: 1)
         monkeypatch.setattr(os, '_exit', lambda code: pytest.fail(f'exit {code}'))

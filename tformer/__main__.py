@@ -162,7 +162,7 @@ def run() -> None:
     # Failures in Orbax's threads and tasks also reach the main thread, which reports them once.
     logging.set_verbosity(logging.FATAL)
     standard_logging.getLogger('asyncio').setLevel(standard_logging.CRITICAL)
-    if os.getpid() == 1:  # to the first process of a container the system passes only signals that have a handler
+    if os.getpid() == 1 and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # which this process never gets
         signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
     for name, mode in (('stdin', 'r'), ('stdout', 'w'), ('stderr', 'w')):
         if getattr(sys, name) is None:  # the caller has closed it
