@@ -82,6 +82,7 @@ def test_the_first_process_of_a_container_handles_sigterm_from_the_start(ends, m
         monkeypatch.setattr(os, 'getpid', lambda: 1)
         monkeypatch.setattr(os, '_exit', lambda code: pytest.fail(f'exit {code}'))
         ends(errors.UserError('no workdir'))
+        assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
         with pytest.raises(pytest.fail.Exception, match='exit 143'):
             signal.raise_signal(signal.SIGTERM)
     finally:
