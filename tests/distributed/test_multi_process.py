@@ -354,19 +354,28 @@ def test_a_signal_while_the_end_is_scored_has_the_job_queued_again(tmp_path, pro
     assert max(checkpoint.steps(tmp_path / 'run')) == STEPS
 
 
-ENDING = """import time
+ENDING = """import pathlib, time
     from tformer.training import recorder
-    end = recorder.RunRecorder.end
-    recorder.RunRecorder.end = lambda *given: (print("ending"), time.sleep(5), end(*given))[2]"""
+    end, sent = recorder.RunRecorder.end, pathlib.Path({sent!r})
+    def late(*given):
+        print("ending")
+        while not sent.exists():
+            time.sleep(0.01)
+        time.sleep(5)
+        end(*given)
+    recorder.RunRecorder.end = late"""
 
 
 @pytest.mark.slow
 @pytest.mark.signals
 @pytest.mark.parametrize('processes', [1, 2])
 def test_a_signal_after_the_last_step_leaves_the_scoring_to_the_next_job(tmp_path, processes) -> None:
-    launched = Launched(tmp_path, processes, *flags(tmp_path, 'run'), hooked(tmp_path, -1, ENDING))
+    sent = tmp_path / 'sent'  # a while before the last save goes on
+    hook = hooked(tmp_path, -1, ENDING.format(sent=str(sent)))
+    launched = Launched(tmp_path, processes, *flags(tmp_path, 'run'), hook)
     launched.until(lambda: 'ending' in launched.out)
     launched.process.send_signal(signal.SIGTERM)
+    sent.touch()
     assert launched.end() == 75, launched.err
     assert f'SIGTERM: trained to step {STEPS}, which is saved, and not scored yet' in launched.err
     assert max(checkpoint.steps(tmp_path / 'run')) == STEPS and not (tmp_path / 'run/result.json').exists()

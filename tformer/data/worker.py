@@ -1,17 +1,19 @@
 """Worker processes that make data: what begins each of them, and what looks after them."""
 
-import contextlib
 import multiprocessing
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
 
 from tformer.data import store_copies
 
+T = TypeVar('T')
+
 LOOK_SECONDS = 1.0
-_noted: set[multiprocessing.process.BaseProcess] = set()  # those that a block of `watched` has
+_watched: set[multiprocessing.process.BaseProcess] = set()  # by whatever iteration
 
 
 def follow(index: int = 0, count: int = 1) -> None:
@@ -32,16 +34,14 @@ def follow(index: int = 0, count: int = 1) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-@contextlib.contextmanager
-def watched() -> Iterator[Callable[[], None]]:
-    """Gives a function that takes note of the workers that have begun since. If one of those is killed while the block
-    lasts, this process ends with a line and the code 1: it would wait for the rest of a batch for ever."""
+def watched(batches: Iterable[T], count: int) -> Iterator[T]:
+    """Yields what `count` workers make, each of which begins for its first batch.
+
+    If one of them is killed, this process ends with a line and the code 1: it would wait for the rest of a batch for
+    ever.
+    """
     before, over = {*multiprocessing.active_children()}, threading.Event()
     mine: set[multiprocessing.process.BaseProcess] = set()
-
-    def note() -> None:
-        mine.update({*multiprocessing.active_children()} - before - _noted)
-        _noted.update(mine)
 
     def look() -> None:
         while not over.wait(LOOK_SECONDS):
@@ -51,14 +51,18 @@ def watched() -> Iterator[Callable[[], None]]:
 
     threading.Thread(target=look, daemon=True).start()
     try:
-        yield note
+        for number, batch in enumerate(batches):
+            if number < count:
+                mine |= {*multiprocessing.active_children()} - before - _watched
+                _watched.update(mine)
+            yield batch
     finally:
         over.set()
-        _noted.difference_update(mine)
+        _watched.difference_update(mine)
 
 
 def _end(name: str) -> None:
-    why = f'a process of data.num_workers ended by {name}, e.g. for want of memory; the run goes on from its checkpoint'
-    print(f'tformer: {why} when it is begun again', file=sys.stderr, flush=True)
+    line = f'tformer: a process of data.num_workers ended by {name}, e.g. for want of memory; the same command goes on'
+    print(line, file=sys.stderr, flush=True)
     store_copies.leave()
     os._exit(1)

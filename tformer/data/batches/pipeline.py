@@ -299,11 +299,8 @@ def iterate(
     # Pipes and not shared memory, which killed runs leave behind and of which containers have little.
     pipes = grain.experimental.DatasetOptions(min_shm_size=1 << 62)
     dataset = grain.experimental.WithOptionsIterDataset(dataset.mp_prefetch(workers, worker.follow), pipes)
-    with contextlib.closing(iter(dataset)) as prefetched, worker.watched() as note:
-        for number, batch in enumerate(prefetched):
-            if number < data.num_workers:  # each begins for its first batch
-                note()
-            yield batch
+    with contextlib.closing(iter(dataset)) as prefetched:
+        yield from worker.watched(prefetched, data.num_workers)
 
 
 def _by_threads(

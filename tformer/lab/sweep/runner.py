@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from tformer.config import Config
+from tformer.data.stores import PATIENCE
 from tformer.errors import FAILING, Stopped, UserError, choose
 from tformer.lab.sweep import devices, jobs, leases, manifest, trial_process
 from tformer.lab.sweep.batched_trials import TRANSFORMS
@@ -26,7 +27,6 @@ from tformer.training import stopping
 LEASES = 'leases'  # in the sweep's directory
 WRITE_EVERY = 10.0  # seconds between updates of the seconds that each trial has run
 ASK_EVERY = 1.0  # seconds between looks for a job where there was none
-PATIENCE = 300.0  # seconds for which a file system that fails is asked again
 BUSY_SECONDS = 30.0  # until a trial is tried again whose workdir another process has
 MOST_DEATHS = 3  # processes that a trial may end, before it has failed
 LARGEST_MISMATCH = 5.0  # percent; an arm that misses a matched quantity by more is named
