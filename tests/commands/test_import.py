@@ -337,6 +337,17 @@ def test_a_repositorys_name_is_downloaded_by_the_hubs_package(tmp_path: pathlib.
         directory.open_hub('/nowhere/at/all')
 
 
+def test_adapters_of_a_repository_of_adapters_are_refused(tmp_path: pathlib.Path, monkeypatch) -> None:
+    (tmp_path / 'outer').mkdir()
+    _adapters_of(tmp_path / 'outer', pathlib.Path('org/inner'))
+    hub_directories.write(tmp_path / 'hub', 'gpt2')
+    _adapters_of(tmp_path / 'hub', tmp_path / 'hub')
+    download = types.SimpleNamespace(snapshot_download=lambda name, allow_patterns: str(tmp_path / 'hub'))
+    monkeypatch.setitem(sys.modules, 'huggingface_hub', download)
+    with pytest.raises(UserError, match='base_model_name_or_path=org/inner has adapters itself'):
+        directory.open_hub(str(tmp_path / 'outer'))
+
+
 def test_a_pickle_is_refused_where_torch_is_not_installed(tmp_path: pathlib.Path, monkeypatch) -> None:
     (tmp_path / 'pytorch_model.bin').write_bytes(b'\x80\x02cos\nsystem\n.')
     monkeypatch.setitem(sys.modules, 'torch', None)

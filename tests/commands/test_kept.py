@@ -133,6 +133,15 @@ def test_the_first_of_several_processes_waits_for_the_rows_of_the_others(tmp_pat
     assert not list(tmp_path.iterdir())
 
 
+def test_a_failure_behind_the_first_process_is_what_is_raised(tmp_path: pathlib.Path, among) -> None:
+    among(0, 2)
+    assert interrupted(tmp_path / 'out', OF, {0: [0]}) == {}
+    among(1, 2)
+    with pytest.raises(UserError, match='of the second'), kept(tmp_path / 'out', OF, 9):
+        (tmp_path / 'out.part.1').unlink()  # as the first process does when it has all rows
+        raise UserError('of the second')
+
+
 def test_rows_that_another_process_made_of_something_else_are_refused(tmp_path: pathlib.Path, among) -> None:
     among(1, 2)
     (tmp_path / 'out.part').write_text(json.dumps(OF) + '\n')

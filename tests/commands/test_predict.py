@@ -136,6 +136,9 @@ def test_no_answer_is_given_where_it_is_better_by_more_than_the_threshold() -> N
         ('classification', '', 'in.txt:2: text is empty'),
         ('classification', '{"texts": "a"}', "in.txt:2: no key 'text'; did you mean 'texts'"),
         ('classification', '{"text": "a', r'in.txt:2: it begins with { and is not a JSON object'),
+        ('classification', '{"text": ' + '[' * 100_000, r'in.txt:2: it begins with { and is not .*nested too deeply'),
+        ('classification', '{"text": ' + '1' * 5_000 + '}', r'in.txt:2: it begins with { and is not a JSON object'),
+        ('classification', '{"text": "a", "text": "b"}', r"in.txt:2: .*the key 'text' is given twice"),
         ('question_answering', 'a', r'in.txt:2: .* needs a JSON object: {"question": ..., "context": ...}'),
     ],
 )

@@ -370,6 +370,19 @@ def test_array_records_of_text(tmp_path) -> None:
     assert found == [{'text': 'one'}, {'text': '{two'}, {'text': 'three'}]
 
 
+def test_a_first_array_record_that_json_cannot_read_is_one_bad_row(tmp_path) -> None:
+    module = pytest.importorskip('array_record.python.array_record_module')
+    writer = module.ArrayRecordWriter(str(tmp_path / 'a.array_record'), 'group_size:4')
+    for text in ('{"text": ' + '1' * 5_000 + '}', '{"text": ' + '[' * 100_000, '{"text": "three"}'):
+        writer.write(text.encode())
+    writer.close()
+    assert load('valid', 'masked_lm', valid_path=(str(tmp_path / 'a.array_record'),), bad_lines='skip') == [
+        {'text': 'three'}
+    ]
+    with pytest.raises(UserError, match=r'a.array_record row 1: '):
+        load('valid', 'masked_lm', valid_path=(str(tmp_path / 'a.array_record'),))
+
+
 def test_an_old_feather_says_so(tmp_path) -> None:
     (tmp_path / 'a.feather').write_bytes(b'FEA1' + bytes(40))
     with pytest.raises(UserError, match=r'a.feather is Feather of version 1: write it as version 2'):

@@ -177,6 +177,14 @@ def test_integers_are_those_of_their_range(low, high) -> None:
     assert not accepts(made, '-0') and not accepts(made, '007')
 
 
+@pytest.mark.parametrize(('low', 'high'), [(-(10**15), 10**17), (-987_654_321_012_345_678, 10**40 + 7), (10**19, None)])
+def test_wide_ranges_of_integers_have_few_states(low, high) -> None:
+    made = json_schemas.automaton({'type': 'integer', 'minimum': low, **({} if high is None else {'maximum': high})})
+    assert len(made.next_QB) < 500
+    for number in {low - 1, low, low + 1, 0, 5, (high or 10**25) - 1, high or 10**25, (high or 10**25) + 1}:
+        assert accepts(made, str(number)) == (low <= number and (high is None or number <= high)), number
+
+
 BOUNDS = [None, -12.5, -3, -0.0625, 0, 0.3, 1, 9.99, 10]
 
 
@@ -243,6 +251,7 @@ FULL = {str(number): {'anyOf': [{'const': number}, *ALL]} for number in range(7)
         ({'type': 'number', 'minimum': 1e15}, '#: bounds may have 15 digits'),
         ({'type': 'number', 'minimum': 1e9, 'maximum': 1.0000001}, '#: bounds may have 15 digits'),
         ({'type': 'number', 'minimum': float('nan')}, '#: minimum=NaN must be a number'),
+        ({'type': 'integer', 'maximum': 10**400}, r'#: maximum=10+ must be a number from -1e308 to 1e308'),
         ({'type': 'string', 'minimum': 0}, "#: 'minimum' is not of type string"),
         ({'oneOf': [NUMBER, {'type': 'number'}]}, '#: oneOf: schemas 0 and 1 do not exclude each other'),
         ({'oneOf': [TEXT, NUMBER, {'enum': [True, 2.0]}]}, '#: oneOf: schemas 1 and 2 do not exclude each other'),

@@ -319,11 +319,12 @@ def test_a_balanced_batch_holds_the_same_tokens_in_another_order():
     mesh = Mesh(data=2, context=4)
     batch = make_batch('encoder_decoder', 0)
     batch |= {f'encoder_{name}': batch[name] for name in ('inputs', 'positions')}  # a source as long as its target
+    batch['segment_weights'] = batch['inputs'] + 0.5  # of as many segments as tokens
     with sharding.placed(meshes.make_mesh(mesh), mesh):
         moved = jax.device_get(ring_attention.balance({name: x for name, x in batch.items() if name != 'positions'})[0])
     assert np.array_equal(moved['positions'][0], ring_attention.zigzag(T, 4))
     for name, x in batch.items():
-        if name.startswith('encoder_'):
+        if name.startswith('encoder_') or name == 'segment_weights':
             assert np.array_equal(moved[name], x)
         elif name != 'positions':
             assert np.array_equal(np.take_along_axis(moved[name], np.argsort(moved['positions'], 1), 1), x)

@@ -1,5 +1,6 @@
 """What evaluation makes of a model's probabilities, on three tokens and by hand."""
 
+import math
 import types
 
 import jax
@@ -51,6 +52,13 @@ def test_bits_per_byte_are_the_bits_of_all_targets_over_their_bytes():
     assert found['perplexity'] == pytest.approx(2 ** (9 / 4), rel=1e-5)
     assert found['accuracy'] == 1 / 4
     assert score(limit=1)['bits_per_byte'] == pytest.approx(5 / 5, rel=1e-6)
+
+
+def test_where_no_target_counts_no_score_is_a_number(monkeypatch):
+    batch = Batches.batch
+    monkeypatch.setattr(Batches, 'batch', lambda self, n: {**batch(self, n), 'weights': 0 * batch(self, n)['weights']})
+    found = score()
+    assert math.isnan(found['bits_per_byte']) and math.isnan(found['nll'])
 
 
 def test_evaluation_is_without_label_smoothing_and_z_loss():

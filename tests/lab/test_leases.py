@@ -208,6 +208,14 @@ def test_a_lease_whose_end_cannot_be_written_is_free_and_a_stale_file_is_lost(tm
     assert take(host(tmp_path, 'b')) is not None
 
 
+def test_a_lease_that_a_full_disk_does_not_hold_is_free_at_once(tmp_path, monkeypatch) -> None:
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with monkeypatch.context() as patch, pytest.raises(OSError, match='No space'):
+        patch.setattr(leases.os, 'pwrite', mock.Mock(side_effect=full))
+        take(host(tmp_path, 'a'))
+    assert os.listdir(tmp_path) == [] and take(host(tmp_path, 'b')) is not None
+
+
 def test_who_finds_another_deciding_may_go_on_with_something_else(tmp_path: pathlib.Path) -> None:
     with deciding(tmp_path) as first, deciding(tmp_path, patience=0.0) as second:
         assert first and not second

@@ -151,7 +151,7 @@ def test_each_trial_is_in_the_state_that_its_files_say(tmp_path) -> None:
     listed = [each.state for each in found.trials]
     assert listed[:6] == ['done', 'paused', 'failed', 'running', 'unreadable', 'waiting']
     assert listed[6:] == ['pruned'] * 3 + ['stopped'] + ['waiting'] * 2
-    assert found.counts() == {
+    assert watched.counts(found.trials) == {
         'running': 1, 'waiting': 3, 'done': 1, 'failed': 1, 'paused': 1, 'stopped': 1, 'pruned': 3, 'unreadable': 1,
     }  # fmt: skip
     assert found.trials[4].error == f'{made[4]}/metrics.jsonl:2: Expecting value: line 1 column 1 (char 0)'
@@ -471,6 +471,21 @@ def test_keys_ask_before_they_prune_or_stop(tmp_path) -> None:
     screen.press('s')
     assert screen.press('y') and screen.said.startswith('asked 1 trial of ')
     end(tmp_path / made[0].directory, 1.0)
+
+
+def test_arms_that_a_terminal_shows_alike_are_different_ones(tmp_path) -> None:
+    sweep(tmp_path, (0.001, 0.002, 0.003), 1)
+    found = Watched(tmp_path)
+    names = {'learning_rate=0.002': 'a=x\x1by', 'learning_rate=0.003': 'a=x\x1fy'}
+    for each in found.trials:
+        each.arm = names.get(each.arm, each.arm)
+    screen = terminal.Screen(found)
+    chosen = []
+    for _ in names:
+        shown(screen)
+        screen.press('down')
+        chosen.append(screen.arm)
+    assert sorted(chosen) == sorted(names.values())
 
 
 def test_keys_that_come_together_are_read_one_after_the_other(monkeypatch) -> None:

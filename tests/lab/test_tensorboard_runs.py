@@ -10,7 +10,7 @@ import pytest
 
 from tformer import __main__ as command_line
 from tformer.errors import UserError
-from tformer.lab.live.watched import Watched
+from tformer.lab.live.watched import Watched, counts
 from tformer.lab.report import render, report_data, results, tensorboard_runs
 from tformer.training import tensorboard, writers
 from tformer.training.tensorboard import Board
@@ -57,7 +57,7 @@ def test_a_report_compares_the_runs_of_a_directory_of_logs(names, tmp_path, caps
     assert [*found.curves] == ['train/loss', 'valid/loss']
     text = render.markdown(found, drawn=False)
     assert 'tformer train' not in text and 'tformer report' in text
-    assert Watched(tmp_path / 'runs').counts() == {'done': 6}
+    assert counts(Watched(tmp_path / 'runs').trials) == {'done': 6}
 
 
 def test_what_a_resumed_run_repeats_replaces_what_came_after_its_checkpoint(tmp_path) -> None:

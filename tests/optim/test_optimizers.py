@@ -311,7 +311,7 @@ def small_factors(**fields):
 
 
 def test_rate_factors_multiply_and_reach_the_update():
-    found = small_factors(lr_multipliers=('encoder=0.1', 'table=5e-1', 'bias=3'))
+    found = small_factors(lr_multipliers=('encoder=.1', 'table=5E-1', 'bias=0.3e+1'))
     assert found == {'encoder': {'table': pytest.approx(0.05), 'kernel': 0.1}, 'decoder': {'bias': 3.0}}
     params, grads = make_tree(0), make_tree(1)
     plain = ours(dataclasses.replace(BASE, name='sgd'))
@@ -328,6 +328,7 @@ def test_rate_factors_multiply_and_reach_the_update():
         ('encoder', "'encoder' is not NAME=FACTOR"),
         ('encoder=slow', 'is not NAME=FACTOR'),
         ('encoder=-1', 'is not NAME=FACTOR'),
+        ('encoder=.', 'is not NAME=FACTOR'),
         ('=1', 'is not NAME=FACTOR'),
     ],
 )

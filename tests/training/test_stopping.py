@@ -136,6 +136,19 @@ def test_signals_that_the_caller_ignores_stay_ignored(monkeypatch):
         signal.signal(signal.SIGINT, before)
 
 
+def test_where_all_signals_are_ignored_nothing_of_the_monitor_stays():
+    before = {each: signal.signal(each, signal.SIG_IGN) for each in stopping.SIGNALS}
+    try:
+        with StopMonitor(None) as monitor:
+            pipe = monitor._pipe_end
+        with pytest.raises(OSError, match='Bad file descriptor'):
+            os.fstat(pipe)
+        assert signal.set_wakeup_fd(-1) != pipe
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
 def test_beside_the_main_thread_signals_are_left_to_the_caller():
     """Python lets no other thread handle them, and a run within one still stops by its limit."""
     before = {each: signal.getsignal(each) for each in stopping.SIGNALS}

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import jax
 
 from tformer import errors
+from tformer.commands import dry_run
 from tformer.config import Config, override
 from tformer.data.batches import mixture, pipeline
 from tformer.distributed import meshes, sharding
@@ -135,9 +136,7 @@ def _run(program: Any, batch: Any, limit: float, steps: int) -> tuple[float, flo
     )
     try:
         step = program.jitted_step.lower(state, placed, program.hyper, *program.taught).compile()
-        memory: Any = step.memory_analysis()
-        new = memory.output_size_in_bytes - memory.alias_size_in_bytes
-        peak = float(memory.argument_size_in_bytes + new + memory.temp_size_in_bytes)
+        peak = dry_run.peak_bytes(step, jax.default_backend())
         if peak > limit:
             return peak, None
         state = program.init()

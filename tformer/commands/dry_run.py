@@ -40,6 +40,15 @@ MOST_CPUS = 4096  # JAX takes five seconds to start with them, and minutes with 
 QUICKLY: dict[str, str | bool] = {'xla_backend_optimization_level': '0', 'xla_llvm_disable_expensive_passes': True}
 
 
+def peak_bytes(program: jax.stages.Compiled, platform: str) -> float:
+    """Returns what one device needs: arguments, results that do not reuse their buffers, temporaries."""
+    memory: Any = program.memory_analysis()
+    if platform != 'cpu':
+        return float(memory.peak_memory_in_bytes)
+    new = memory.output_size_in_bytes - memory.alias_size_in_bytes  # a CPU's own peak leaves temporaries out
+    return float(memory.argument_size_in_bytes + new + memory.temp_size_in_bytes)
+
+
 @dataclasses.dataclass(frozen=True)
 class DryRun:
     """A program of a config, compiled for devices."""
@@ -71,12 +80,8 @@ class DryRun:
 
     @property
     def peak(self) -> float:
-        """The bytes that one device needs: arguments, results that do not reuse their buffers, temporaries."""
-        memory: Any = self.executable.memory_analysis()
-        if self.target.device.platform == 'cpu':  # whose own peak leaves temporaries out
-            new = memory.output_size_in_bytes - memory.alias_size_in_bytes
-            return float(memory.argument_size_in_bytes + new + memory.temp_size_in_bytes)
-        return float(memory.peak_memory_in_bytes)
+        """The bytes that one device needs."""
+        return peak_bytes(self.executable, self.target.device.platform)
 
     @property
     def on_host(self) -> float:

@@ -92,8 +92,9 @@ def kept(path: pathlib.Path, of: Mapping[str, Any], count: int) -> Iterator[Kept
         try:
             yield there
         except BaseException:
-            if _part(path, number).stat().st_size <= len(head.encode()) + 1:  # no row
-                _part(path, number).unlink()
+            with contextlib.suppress(FileNotFoundError):  # the first process may have taken its rows
+                if _part(path, number).stat().st_size <= len(head.encode()) + 1:  # no row
+                    _part(path, number).unlink()
             raise
         if processes.first():
             _part(path).unlink()

@@ -20,7 +20,6 @@ where no tag is O.
 """
 
 import functools
-import json
 import pathlib
 import re
 import sys
@@ -34,6 +33,7 @@ from tformer import commands
 from tformer.commands import reading
 from tformer.commands import texts as texts_lib
 from tformer.commands.run import Run, opened
+from tformer.config import json_files
 from tformer.config.tasks import TASKS
 from tformer.data.examples import corrupt, example_formats
 from tformer.data.examples.example_arrays import Examples
@@ -138,13 +138,18 @@ def _record(run: Run, prediction: Prediction, text: str | Mapping[str, Any], whe
                 raise BadRecord(f'train.objective={objective} needs a JSON object: {{{wanted}}}')
             values: Any = prediction.plain(str(text))
         else:
-            values = json.loads(text) if isinstance(text, str) else text
+            values = _object(text, where) if isinstance(text, str) else text
         record = fields.maker(data, objective)({**values, **prediction.unknown(run, values)})
-    except json.JSONDecodeError as error:
-        raise UserError(f'{where}: it begins with {{ and is not a JSON object: {error}') from error
     except BadRecord as error:
         raise UserError(f'{where}: {error}') from error
     return {**record, 'where': where, **({'line': text} if plain else {})}
+
+
+def _object(text: str, where: str) -> dict[str, Any]:
+    try:
+        return json_files.parse(text)
+    except ValueError as error:
+        raise UserError(f'{where}: it begins with {{ and is not a JSON object: {error}') from error
 
 
 # ------------------------------------------------------------------------------------------------------- the heads

@@ -15,7 +15,6 @@ tokens.
 
 import functools
 import itertools
-import json
 import math
 import pathlib
 import sys
@@ -29,6 +28,7 @@ from tformer import commands
 from tformer.commands import reading
 from tformer.commands import texts as texts_lib
 from tformer.commands.run import Run, opened
+from tformer.config import json_files
 from tformer.config.tasks import TASKS
 from tformer.data.examples import special_tokens
 from tformer.data.examples.special_tokens import Fields
@@ -162,8 +162,8 @@ def _pair(text: str | Mapping[str, str], in_pairs: bool, where: str) -> tuple[st
             raise UserError(f'{where}: the run writes targets for sources: {{"source": ..., "target": ...}}')
         return '', text
     try:
-        values: Any = json.loads(text) if isinstance(text, str) else text
-    except (ValueError, RecursionError) as error:
+        values = json_files.parse(text) if isinstance(text, str) else text
+    except ValueError as error:
         line = 'it begins with { and is not a JSON object; a text that does is {"target": TEXT}'
         raise UserError(f'{where}: {line}: {error}') from error
     names = ('source', 'target') if in_pairs else ('target',)

@@ -14,12 +14,17 @@ def _digits(low: str, high: str) -> str:
     """Returns what matches the numbers from low to high, of equally many digits."""
     if not low or low == high:
         return low
-    rest = len(low) - 1
     if low[0] == high[0]:
         return low[0] + _digits(low[1:], high[1:])
-    parts = [low[0] + _digits(low[1:], '9' * rest), high[0] + _digits('0' * rest, high[1:])]
-    if int(high[0]) - int(low[0]) > 1:
-        parts.append(f'[{int(low[0]) + 1}-{int(high[0]) - 1}][0-9]{{{rest}}}')
+    rest, first, last, parts = len(low) - 1, int(low[0]), int(high[0]), []
+    if low[1:] != '0' * rest:
+        parts.append(low[0] + _digits(low[1:], '9' * rest))
+        first += 1
+    if high[1:] != '9' * rest:
+        parts.append(high[0] + _digits('0' * rest, high[1:]))
+        last -= 1
+    if first <= last:
+        parts.append(f'[{first}-{last}]' + (f'[0-9]{{{rest}}}' if rest else ''))
     return f'({"|".join(parts)})'
 
 

@@ -164,7 +164,7 @@ class _Type(NamedTuple):
     keywords: Mapping[str, _Takes] = {}
 
 
-_NUMBER = _Takes('a number', lambda value: type(value) in (int, float) and math.isfinite(value))
+_NUMBER = _Takes('a number from -1e308 to 1e308', lambda value: type(value) in (int, float) and abs(value) <= 1e308)
 _COUNT = _Takes('an integer of at least 0', lambda value: type(value) is int and value >= 0)
 _TEXT = _Takes('a text', lambda value: isinstance(value, str))
 _NAMES = _Takes('a list of names', lambda value: isinstance(value, list) and all(isinstance(x, str) for x in value))

@@ -160,13 +160,16 @@ class _States:
         rows: list[np.ndarray] = []
         waiting = [*numbers]
         for states in waiting:  # which grows
-            after: list[set[int]] = [set() for _ in range(256)]
-            for (low, high), target in itertools.chain.from_iterable(map(self.moves.__getitem__, states)):
-                for byte in range(low, high + 1):
-                    after[byte].add(target)
+            moves = [*itertools.chain.from_iterable(map(self.moves.__getitem__, states))]
+            edges = sorted({edge for (low, high), _ in moves for edge in (low, high + 1)})  # between them all is alike
+            places = {edge: place for place, edge in enumerate(edges)}
+            after: list[set[int]] = [set() for _ in edges]
+            for (low, high), target in moves:
+                for place in range(places[low], places[high + 1]):
+                    after[place].add(target)
             row = np.full(256, -1, np.int32)
             closed: dict[frozenset[int], frozenset[int]] = {}
-            for byte, targets in enumerate(map(frozenset, after)):
+            for (start, stop), targets in zip(itertools.pairwise(edges), map(frozenset, after), strict=False):
                 if targets:
                     if targets not in closed:
                         closed[targets] = self.closed([*targets])
@@ -174,7 +177,7 @@ class _States:
                     if reached not in numbers:
                         numbers[reached] = len(numbers)
                         waiting.append(reached)
-                    row[byte] = numbers[reached]
+                    row[start:stop] = numbers[reached]
             rows.append(row)
             if len(numbers) > _MOST:
                 raise UserError(f'it has more than {_MOST:,} states')

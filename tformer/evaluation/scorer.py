@@ -93,7 +93,7 @@ def make_scorer(model: nn.Module, config: Config, mesh: Mesh, teacher: nn.Module
         if objective.second is not None:  # the sums are of each batch, whose weights differ
             found['loss'] = found['nll'] + float(weight) * found[objective.second]
         if counts_bytes:
-            found['bits_per_byte'] = totals['nll'][0] / np.log(2) / num_bytes
+            found['bits_per_byte'] = totals['nll'][0] / np.log(2) / num_bytes if num_bytes else np.nan
         if task.judge is not None:
             predicted = [Predicted(n, batch, pending[n][1]) for n, batch in enumerate(seen)]
             found |= _judge(task, tokenizers.labels).scores(predicted, batches, tokenizers)

@@ -11,8 +11,7 @@ import os
 import pathlib
 import re
 import sys
-import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -30,6 +29,7 @@ from tformer.hf import (
     generation,
     heads,
     models,
+    pickles,
     safetensors,
     special_tokens,
     tokenizer_files,
@@ -87,7 +87,7 @@ class HubDirectory:
     @functools.cached_property
     def tensors(self) -> Mapping[str, np.ndarray]:
         """The tensors by the checkpoint's names; each is read when it is asked for."""
-        found = safetensors.open_directory(self.path) or _open_pickles(self.path)
+        found = safetensors.open_directory(self.path) or pickles.open_directory(self.path)
         if found is None:
             raise UserError(
                 f'{self.path} has no tensors; valid: {safetensors.WHOLE}, {safetensors.INDEX}, *.safetensors'
@@ -235,20 +235,31 @@ def open_hub(name: str) -> HubDirectory:
     One with adapter_config.json is that of the adapters' base model, with the adapters.
 
     Raises:
-      UserError: there is no such directory, it has no config.json of a hub, or the download fails.
+      UserError: there is no such directory, it has no config.json of a hub, the download fails, or the base model has
+        adapters itself.
     """
+    path = _place(name)
+    if not os.path.lexists(path / adapters.CONFIG):
+        return _of_model(path)
+    base = adapters.read_config(path).get('base_model_name_or_path')
+    if not isinstance(base, str):
+        raise UserError(f'{path / adapters.CONFIG} has no base_model_name_or_path')
+    if os.path.lexists((below := _place(base)) / adapters.CONFIG):
+        raise UserError(f'{path / adapters.CONFIG}: base_model_name_or_path={base} has adapters itself')
+    return dataclasses.replace(_of_model(below), adapter=path)
+
+
+def _place(name: str) -> pathlib.Path:
+    """Returns the directory of this name, or that into which a repository of this name is downloaded."""
     path = pathlib.Path(name)
     if not path.is_dir():
         if not re.fullmatch(r'[\w-][\w.-]*/[\w.-]+', name):
             raise UserError(f'{name} is not a directory{nearest(path, path.parent.glob("*/"), listed=0)}')
         path = _downloaded(name)
-    if os.path.lexists(path / adapters.CONFIG):
-        base = adapters.read_config(path).get('base_model_name_or_path')
-        if not isinstance(base, str):
-            raise UserError(f'{path / adapters.CONFIG} has no base_model_name_or_path')
-        if (pathlib.Path(base) / adapters.CONFIG).is_file():
-            raise UserError(f'{path / adapters.CONFIG}: base_model_name_or_path={base} has adapters itself')
-        return dataclasses.replace(open_hub(base), adapter=path)
+    return path
+
+
+def _of_model(path: pathlib.Path) -> HubDirectory:
     hub_config = json_files.read(path / 'config.json')
     if 'model_type' not in hub_config:
         raise UserError(f'{path / "config.json"} is not that of a hub: it has no model_type')
@@ -268,59 +279,3 @@ def _downloaded(name: str) -> pathlib.Path:
         return path
     except Exception as error:  # of its network, of its own and of the system
         raise UserError(f'{name} is not a directory and cannot be downloaded: {str(error)[:200]}') from error
-
-
-# ------------------------------------------------------------------------------------------------- torch's pickles
-class _Pickled(Mapping[str, np.ndarray]):
-    """The tensors of torch's files by name, which torch maps into memory."""
-
-    def __init__(self, tensors: Mapping[str, Any]):
-        self._tensors = tensors
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        tensor, torch = self._tensors[name], importlib.import_module('torch')
-        narrow = tensor.dtype == torch.bfloat16
-        try:
-            array = np.asarray((tensor.view(torch.int16) if narrow else tensor).numpy())
-        except (TypeError, RuntimeError) as error:  # sparse ones, those without numbers, those of 8 bits
-            raise UserError(f'tensor {name} of {tensor.dtype} is not read: {" ".join(str(error).split())}') from error
-        return array.view(safetensors.DTYPES['BF16']) if narrow else array
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
-
-
-def _open_pickles(path: pathlib.Path) -> _Pickled | None:
-    """Returns the tensors of pytorch_model.bin, or of the files of its index; None where there is none.
-
-    torch reads them with weights_only, which runs nothing that is in them.
-
-    Raises:
-      UserError: torch is not installed, or a file holds anything else than tensors.
-    """
-    whole, index = path / 'pytorch_model.bin', path / 'pytorch_model.bin.index.json'
-    if whole.is_file():
-        files = [whole]
-    elif index.is_file():
-        files = [path / name for name in sorted(set(safetensors.read_index(index).values()))]
-    else:
-        return None
-    try:
-        torch = importlib.import_module('torch')
-    except ImportError as error:
-        raise UserError(f'{files[0]} is a pickle, which only torch reads: install torch, or use safetensors') from error
-    found: dict[str, Any] = {}
-    for file in files:
-        try:
-            tensors = torch.load(file, map_location='cpu', weights_only=True, mmap=zipfile.is_zipfile(file))
-        except Exception as error:  # pickle's, torch's and the system's
-            raise UserError(f'{file} cannot be read weights-only: {" ".join(str(error).split())[:160]}') from error
-        if not isinstance(tensors, Mapping) or not all(isinstance(each, torch.Tensor) for each in tensors.values()):
-            raise UserError(f'{file} holds other things than tensors by name')
-        if twice := found.keys() & tensors.keys():
-            raise UserError(f'{file}: tensor {min(twice)} is in another file as well')
-        found |= {str(name): tensor.detach() for name, tensor in tensors.items()}
-    return _Pickled(found)

@@ -79,7 +79,7 @@ def lr_multipliers(config: Config, names: Any) -> Any:
     """
     cfg, model, given = config.optimizer, config.model, []
     for entry in cfg.lr_multipliers:
-        written = re.fullmatch(r'([^=]+)=(\d+(?:\.\d*)?(?:e-?\d+)?)', entry)
+        written = re.fullmatch(r'([^=]+)=((?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)', entry)
         if not written:
             raise UserError(f"optimizer.lr_multipliers={entry!r} is not NAME=FACTOR, such as 'encoder=0.1'")
         given.append((written[1], float(written[2])))

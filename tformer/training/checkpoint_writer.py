@@ -70,7 +70,7 @@ class CheckpointWriter:
         except (OSError, ValueError, RuntimeError) as error:
             line = str(error).splitlines()[0]
             last = max(checkpoint.steps(self._workdir), default=None)
-            kept = f'the newest complete one is of step {last}' if last else 'there is no complete one yet'
+            kept = f'the newest complete one is of step {last}' if last is not None else 'there is no complete one yet'
             known = f' ({kept})' if processes.first() else ''  # the first process has them all
             kind = Unsaved if isinstance(error, Unsaved) else UserError
             raise kind(f'a checkpoint could not be written{known}: {line}') from error

@@ -61,6 +61,7 @@ class StopMonitor:
         self._signal: str | None = None  # its name
         self._own: str | None = None  # the limit or the request
         self._raises = False
+        self._pipe_end: int | None = None  # open while signals come to this monitor
 
     def __enter__(self) -> 'StopMonitor':
         self._before: dict[Any, Any] = {}
@@ -81,7 +82,7 @@ class StopMonitor:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._before:
+        if self._pipe_end is not None:
             signal.set_wakeup_fd(self._wakeup_before)
             for each, handler in self._before.items():
                 signal.signal(each, handler)

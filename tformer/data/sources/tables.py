@@ -77,7 +77,7 @@ def _parquet(rows: Rows, names: Names) -> Iterator[tuple[int, Values]]:
         columns = _columns(rows.path, file.schema_arrow, names)
         paths = ['.'.join(column.place) for column in columns.values()]
         sizes = [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)]
-        groups = rows.groups or range(len(sizes))
+        groups = range(len(sizes)) if rows.groups is None else rows.groups
         batches = file.iter_batches(AT_ONCE, row_groups=[*groups], columns=paths, use_threads=False)
         yield from _of_batches(rows, batches, columns, sum(sizes[: groups.start]))
 

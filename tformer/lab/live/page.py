@@ -56,12 +56,10 @@ class State:
             version = version if life == self.life else 0
             found: dict[str, Any] = {'life': self.life, 'version': watched.version}
             if arm in watched.arms:
-                found |= {'arm': arm, 'trials': [_trial(trial) for trial in watched.of_arm(arm)]}
+                found |= {'arm': arm, 'trials': [_trial(trial) for trial in watched.by_arm()[arm]]}
             if version == watched.version:
                 return found
-            own: dict[str, list[LiveTrial]] = {arm: [] for arm in watched.arms}
-            for trial in watched.trials:
-                own[trial.arm].append(trial)
+            own = watched.by_arm()
             old = zip(watched.trials, watched.changed, strict=True)
             new = {trial.arm for trial, changed in old if changed > version}
             lines = arm_lines(watched)
@@ -85,7 +83,6 @@ class State:
 
 
 def _line(line: ArmLine) -> dict[str, Any]:
-    known = line.row is not None and line.row.runs.n
     return {
         'arm': line.arm,
         'states': line.counts,
@@ -93,7 +90,7 @@ def _line(line: ArmLine) -> dict[str, Any]:
         'num_steps': line.num_steps,
         'train': _number(line.train),
         'valid': _number(line.valid),
-        'mean': _number(line.row.runs.mean) if known and line.row is not None else None,
+        'mean': None if line.mean is None else _number(line.mean),
         'label': line.row.label if line.row is not None else None,
     }
 

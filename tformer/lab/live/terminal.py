@@ -44,7 +44,7 @@ class Screen:
         """Returns the selected trial: of an arm, those that run come first, then those that failed."""
         order = (RUNNING, FAILED, UNREADABLE, PAUSED, STOPPED, DONE, WAITING)
         own = sorted(
-            self.watched.of_arm(self.arm), key=lambda trial: order.index(trial.state) if trial.state in order else 9
+            self.watched.by_arm()[self.arm], key=lambda trial: order.index(trial.state) if trial.state in order else 9
         )
         return own[self.trial % len(own)]
 
@@ -81,7 +81,7 @@ class Screen:
     def render(self, width: int, height: int) -> Group:
         """Returns the whole screen, of at most `height` lines."""
         watched = self.watched
-        self._rows = _with_raw_arms(watched, text.table(watched, self.bars))
+        self._rows = text.table(watched, self.bars)
         if self.arm not in watched.arms:
             self.arm = watched.arms[0]
         chosen = self.selected()
@@ -119,12 +119,6 @@ class Screen:
             shown = [_line(_middle(name, widths[0]), ''), *(_line(cell, _colour(cell)) for cell in cells)]
             table.add_row(*shown, style='reverse' if row[0] == self.arm else '')
         return table
-
-
-def _with_raw_arms(watched: Watched, rows: list[text.Cells]) -> list[text.Cells]:
-    """Returns the table with the names of the arms as they are, by which they are found again."""
-    raw = {text.prose.plain(arm): arm for arm in watched.arms}
-    return [rows[0], *((raw[row[0]], *row[1:]) for row in rows[1:])]
 
 
 def _line(line: str, style: str) -> Text:

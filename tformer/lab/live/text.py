@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from tformer.lab.live.trial import RUNNING, LiveTrial
-from tformer.lab.live.watched import ArmLine, Watched, arm_lines, is_broken, mean_curve
+from tformer.lab.live.watched import ArmLine, Watched, arm_lines, counts, is_broken, mean_curve
 from tformer.lab.report import prose
 from tformer.lab.report.report_data import TRAIN, VALID
 
@@ -17,7 +17,7 @@ Cells = tuple[str, ...]
 
 def headline(watched: Watched) -> str:
     """Returns how many trials are in each state, and the time that is left."""
-    states = ', '.join(f'{number} {state}' for state, number in watched.counts().items())
+    states = ', '.join(f'{number} {state}' for state, number in counts(watched.trials).items())
     left = watched.seconds_left()
     more = '' if left is None else f'; {duration(left)} left'
     return f'{prose.plain(str(watched.home))}: {prose.count(len(watched.trials), "trial")}: {states}{more}'
@@ -34,26 +34,22 @@ def about_verdicts(watched: Watched) -> str:
 
 
 def table(watched: Watched, bars: str = BARS) -> list[Cells]:
-    """Returns the head of the table and a row for each arm."""
-    lines = arm_lines(watched)  # which finds the metric
+    """Returns the head of the table and a row for each arm, which begins with its name as it is."""
+    lines, trials = arm_lines(watched), watched.by_arm()  # which finds the metric
     verdicts = 'verdict' if watched.is_ended else PEEKED
     head = ('arm', 'trials', 'step', 'train loss', 'valid loss', 'curve', prose.named(watched.metric) or '-', verdicts)
-    curves: dict[str, list[LiveTrial]] = {}
-    for trial in watched.trials:
-        curves.setdefault(trial.arm, []).append(trial)
-    return [head, *(_row(line, curves[line.arm], bars) for line in lines)]
+    return [head, *(_row(line, trials[line.arm], bars) for line in lines)]
 
 
 def _row(line: ArmLine, trials: Sequence[LiveTrial], bars: str) -> Cells:
     states = ', '.join(f'{number} {state}' for state, number in line.counts.items())
     of = f'/{line.num_steps:,}' if line.num_steps else ''
     mean, label = prose.NONE, prose.NONE
-    if line.row is not None and line.row.runs.n:
-        mean = prose.number(line.row.runs.mean, '.4g')
-        label = line.row.label
+    if line.row is not None and line.mean is not None:
+        mean, label = prose.number(line.mean, '.4g'), line.row.label
     shown = next((name for name in (VALID, TRAIN) if len(mean_curve(trials, name, 3)[0]) > 2), TRAIN)
     return (
-        prose.plain(line.arm),
+        line.arm,
         states,
         f'{line.step:,.0f}{of}',
         prose.number(line.train, '.4g'),
@@ -101,7 +97,8 @@ def broken(trials: Sequence[LiveTrial]) -> list[str]:
 
 def whole(watched: Watched, bars: str = BARS) -> str:
     """Returns all that is known now, as lines."""
-    lines = [headline(watched), *filter(None, [about_verdicts(watched)]), '', *aligned(table(watched, bars))]
+    rows = [(prose.plain(arm), *cells) for arm, *cells in table(watched, bars)]
+    lines = [headline(watched), *filter(None, [about_verdicts(watched)]), '', *aligned(rows)]
     return '\n'.join([*lines, *(['', *faults] if (faults := broken(watched.trials)) else [])])
 
 

@@ -103,13 +103,12 @@ class Watched:
         arms = list(dict.fromkeys(trial.arm for trial in self.trials))
         return sorted(arms, key=lambda arm: arm != self._baseline)
 
-    def of_arm(self, arm: str) -> list[LiveTrial]:
-        return [trial for trial in self.trials if trial.arm == arm]
-
-    def counts(self) -> dict[str, int]:
-        """Returns how many trials are in each state, without zeros."""
-        counted = Counter(trial.state for trial in self.trials)
-        return {state: counted[state] for state in STATES if counted[state]}
+    def by_arm(self) -> dict[str, list[LiveTrial]]:
+        """Returns the trials of each arm, the baseline's first."""
+        found: dict[str, list[LiveTrial]] = {arm: [] for arm in self.arms}
+        for trial in self.trials:
+            found[trial.arm].append(trial)
+        return found
 
     def seconds_left(self) -> float | None:
         """Returns the time until all are done, if as many as now go on at once; None if no speed is known.
@@ -277,8 +276,15 @@ class ArmLine:
     row: Row | None  # by the results so far
 
     @property
-    def total(self) -> int:
-        return sum(self.counts.values())
+    def mean(self) -> float | None:
+        """The mean of the metric so far; None: no trial has it."""
+        return self.row.runs.mean if self.row is not None and self.row.runs.n else None
+
+
+def counts(trials: Sequence[LiveTrial]) -> dict[str, int]:
+    """Returns how many trials are in each state, without zeros."""
+    counted = Counter(trial.state for trial in trials)
+    return {state: counted[state] for state in STATES if counted[state]}
 
 
 def arm_lines(watched: Watched) -> list[ArmLine]:
@@ -286,20 +292,14 @@ def arm_lines(watched: Watched) -> list[ArmLine]:
     rows = watched.verdicts()
     sign = 1 if metrics.lower_is_better(watched.metric or TRAIN) else -1
     lines = []
-    of_arm: dict[str, list[LiveTrial]] = {arm: [] for arm in watched.arms}
-    for trial in watched.trials:
-        of_arm[trial.arm].append(trial)
-    for arm, own in of_arm.items():
-        counted = Counter(trial.state for trial in own)
-        counts = {state: counted[state] for state in STATES if counted[state]}
+    for arm, own in watched.by_arm().items():
         num_steps = max((trial.num_steps for trial in own if trial.num_steps), default=None)
         step = statistics.fmean(trial.step for trial in own)
-        lines.append(ArmLine(arm, counts, step, num_steps, _last(own, TRAIN), _last(own, VALID), rows.get(arm)))
+        lines.append(ArmLine(arm, counts(own), step, num_steps, _last(own, TRAIN), _last(own, VALID), rows.get(arm)))
 
     def place(line: ArmLine) -> tuple[bool, bool, bool, float]:
-        known = line.row is not None and line.row.runs.n > 0
-        mean = sign * line.row.runs.mean if line.row is not None and known else 0.0
-        return line.arm != watched.baseline, RUNNING not in line.counts, not known, mean
+        unknown, mean = line.mean is None, 0.0 if line.mean is None else sign * line.mean
+        return line.arm != watched.baseline, RUNNING not in line.counts, unknown, mean
 
     return sorted(lines, key=place)
 

@@ -98,8 +98,14 @@ class Lease:
         try:
             self._write({'free': True})
         except OSError:  # the disk is full, or another host has deleted the file
-            with contextlib.suppress(OSError):
-                self.file.unlink()
+            self.discard()
+        else:
+            os.close(self._descriptor)
+
+    def discard(self) -> None:
+        """Deletes the file of the lease, as if it had not been taken."""
+        with contextlib.suppress(OSError):
+            self.file.unlink()
         os.close(self._descriptor)
 
     def _is_own(self) -> bool:
@@ -153,12 +159,13 @@ class Leases:
         except FileExistsError:
             return None
         lease = Lease(name, file, self.holder, found.deaths, descriptor)
-        lease._write({'beat': 0})
-        # This process was slow, and others have been here since
-        if _newest(self.directory, name) != found.generation + 1:
-            with contextlib.suppress(OSError):
-                file.unlink()
-            os.close(descriptor)
+        try:
+            lease._write({'beat': 0})
+        except OSError:  # the disk is full
+            lease.discard()
+            raise
+        if _newest(self.directory, name) != found.generation + 1:  # this process was slow, and others have been here
+            lease.discard()
             return None
         if found.generation:
             with contextlib.suppress(OSError):

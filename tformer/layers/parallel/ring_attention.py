@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
+from tformer.data.examples.example_arrays import OF_ROWS
 from tformer.layers.dropout import MaybeScalar, dropout
 from tformer.layers.kernels import MIN, ScoreOptions, grouped, masked_logits, pad, seen
 from tformer.layers.masks import Order
@@ -50,7 +51,7 @@ def balance(batch: Mapping[str, jax.Array]) -> tuple[dict[str, jax.Array], Order
     order = zigzag(length, count)
 
     def moved(name: str, x: jax.Array) -> jax.Array:
-        ours = not name.startswith('encoder_') and x.shape[1:2] == (length,)
+        ours = not name.startswith('encoder_') and name not in OF_ROWS and x.shape[1:2] == (length,)
         return jnp.take(x, order, axis=1) if ours else x
 
     counted = jnp.broadcast_to(jnp.arange(length), batch['inputs'].shape)
