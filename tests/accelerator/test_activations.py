@@ -8,7 +8,8 @@ import pytest
 import accelerator
 from activation_cases import by_hand, make, run
 from comparing import errors
-from tformer.layers import activation_kernel, mlp
+from tformer.layers import mlp
+from tformer.layers.accelerators import activation_kernel
 
 pytestmark = pytest.mark.accelerator
 

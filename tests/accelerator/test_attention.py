@@ -13,7 +13,7 @@ import pytest
 import accelerator
 from attention_cases import BIASED, CASES, Case, by_hand, make, make_mask
 from comparing import errors
-from tformer.layers import cudnn, mosaic, splash, tile_dropout, triton
+from tformer.layers.accelerators import cudnn, mosaic, splash, tile_dropout, triton
 from tformer.layers.kernel_choice import KERNELS, unserved
 from tformer.layers.kernels import ScoreOptions
 

@@ -10,7 +10,8 @@ import pytest
 from scipy import special
 
 import accelerator
-from tformer.layers import heads, softmax_kernel
+from tformer.layers import heads
+from tformer.layers.accelerators import softmax_kernel
 
 pytestmark = pytest.mark.accelerator
 

@@ -8,7 +8,8 @@ import pytest
 import accelerator
 from comparing import errors
 from norm_cases import by_hand, make, run
-from tformer.layers import norm_kernel, norms
+from tformer.layers import norms
+from tformer.layers.accelerators import norm_kernel
 
 pytestmark = pytest.mark.accelerator
 

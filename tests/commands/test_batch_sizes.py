@@ -6,8 +6,8 @@ import pytest
 
 from places import ROOT
 from tformer import __main__ as command_line
-from tformer.commands import batch_sizes
-from tformer.commands.batch_sizes import GAIN, Batch, fastest
+from tformer.commands.planning import batch_sizes
+from tformer.commands.planning.batch_sizes import GAIN, Batch, fastest
 from tformer.errors import UserError
 from whole_runs import load, overrides
 

@@ -12,8 +12,8 @@ import pytest
 from lives import HANG
 from places import ROOT
 from tformer import config, errors
-from tformer.commands import dry_run, dry_run_report, out_of_memory
 from tformer.commands import inspect as inspection
+from tformer.commands.planning import dry_run, dry_run_report, out_of_memory
 from tformer.distributed import costs, devices
 from tformer.distributed.devices import Target
 from tformer.model import build

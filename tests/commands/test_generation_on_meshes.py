@@ -11,7 +11,8 @@ import pytest
 
 from fresh_runs import fresh_run
 from tformer import config
-from tformer.commands import dry_run, row_writer, scoring, serve
+from tformer.commands import row_writer, scoring, serve
+from tformer.commands.planning import dry_run
 from tformer.commands.streaming import stream
 from tformer.decode import engine, generate, single_step
 from tformer.decode.drawing import Drawing

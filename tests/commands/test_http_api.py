@@ -12,8 +12,8 @@ import pytest
 from fresh_runs import fresh_run
 from lives import HANG
 from tformer import config
-from tformer.commands import http_api
 from tformer.commands.serve import make_scheduler
+from tformer.commands.serving import http_api
 
 LETTERS = 'abcdefgh .'
 MOST = 7

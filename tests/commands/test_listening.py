@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from tformer.commands import listening
+from tformer.commands.serving import listening
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ import math
 import pytest
 
 from tformer import commands, config, errors
-from tformer.commands import mesh_candidates, mesh_costs, plan
+from tformer.commands import plan
+from tformer.commands.planning import mesh_candidates, mesh_costs
 from tformer.distributed.devices import Target
 
 TPUS, NODES = Target('v5e', (4, 4)), Target('h100', (16,))

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from lives import HANG
-from tformer.commands import scheduler as scheduler_lib
-from tformer.commands.scheduler import Piece, Request, Scheduler, Text
+from tformer.commands.serving import scheduler as scheduler_lib
+from tformer.commands.serving.scheduler import Piece, Request, Scheduler, Text
 from tformer.config import Mesh
 from tformer.data.tokenizers.bytes_and_characters import Byte, Symbol
 from tformer.data.tokenizers.subwords import SentencePiece

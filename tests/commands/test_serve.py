@@ -19,9 +19,9 @@ from lives import HANG, Life
 from tformer.commands import row_writer
 from tformer.commands.import_ import import_hub
 from tformer.commands.run import Run
-from tformer.commands.scheduler import Request
 from tformer.commands.serve import make_scheduler
 from tformer.commands.serve import run as serve_run
+from tformer.commands.serving.scheduler import Request
 from tformer.decode.drawing import Drawing
 from tformer.errors import UserError
 

@@ -88,7 +88,7 @@ def test_a_terminal_shows_the_arms_until_q(tmp_path: pathlib.Path) -> None:
 def test_a_browser_shows_what_a_growing_run_writes_without_a_complaint(tmp_path: pathlib.Path, monkeypatch) -> None:
     """The run grows between two questions of the page; the browser's own clock jumps from question to question."""
     uvicorn = pytest.importorskip('uvicorn')
-    from tformer.commands import listening
+    from tformer.commands.serving import listening
     from tformer.lab.live import page
     from tformer.lab.live.watched import Watched
 

@@ -11,7 +11,8 @@ from tformer import config
 from tformer.decode.drawing import Drawing
 from tformer.decode.engine import make_engine, write_all
 from tformer.decode.generate import make_generate
-from tformer.layers import kernel_choice, mosaic, splash, triton
+from tformer.layers import kernel_choice
+from tformer.layers.accelerators import mosaic, splash, triton
 
 KERNELS = {
     'flash': functools.partial(splash.flash, interpret=True),

@@ -7,7 +7,7 @@ import json
 import sys
 
 import fingerprints
-from tformer.commands import dry_run, dry_run_report
+from tformer.commands.planning import dry_run, dry_run_report
 from tformer.config import Config, Data, Mesh, Model, Optimizer, Train
 from tformer.distributed import devices
 

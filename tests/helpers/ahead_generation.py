@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 import ahead
-from tformer.commands import dry_run, dry_run_report
+from tformer.commands.planning import dry_run, dry_run_report
 from tformer.config import override
 from tformer.decode.drawing import Drawing
 from tformer.decode.engine import make_engine

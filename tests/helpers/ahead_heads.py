@@ -9,7 +9,7 @@ import sys
 import jax
 import jax.numpy as jnp
 
-from tformer.commands import dry_run
+from tformer.commands.planning import dry_run
 from tformer.distributed import devices, hlo
 from tformer.distributed.costs import kernels
 from tformer.layers import kernel_choice

@@ -7,7 +7,7 @@ import json
 import re
 import sys
 
-from tformer.commands import dry_run
+from tformer.commands.planning import dry_run
 from tformer.config import Config, Data, Mesh, Model, Train
 from tformer.distributed import devices, hlo
 

@@ -7,7 +7,7 @@ import json
 import sys
 
 from places import ROOT
-from tformer.commands import dry_run
+from tformer.commands.planning import dry_run
 from tformer.config import load, override
 from tformer.distributed import devices
 

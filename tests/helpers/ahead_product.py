@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
-from tformer.commands import dry_run
+from tformer.commands.planning import dry_run
 from tformer.distributed import costs, devices, hlo
 
 SIZE, DTYPE = 4096, 'bfloat16'

@@ -6,7 +6,7 @@ python tests/helpers/ahead_recurrent.py h100:8
 import json
 import sys
 
-from tformer.commands import dry_run, dry_run_report
+from tformer.commands.planning import dry_run, dry_run_report
 from tformer.config import Config, Data, Mesh, Model, Train
 from tformer.distributed import devices
 

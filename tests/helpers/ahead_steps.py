@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.sharding import NamedSharding, PartitionSpec
 
-from tformer.commands import dry_run
+from tformer.commands.planning import dry_run
 from tformer.config import Decode, Mesh, Model
 from tformer.decode.generate import make_generate
 from tformer.distributed import costs, devices, hlo, meshes, sharding

@@ -8,7 +8,7 @@ import json
 import sys
 
 import ahead
-from tformer.commands import dry_run, dry_run_report
+from tformer.commands.planning import dry_run, dry_run_report
 from tformer.config import override
 from tformer.distributed import devices
 

@@ -7,7 +7,7 @@ python tests/helpers/ahead_wide.py v5e:2x4
 import json
 import sys
 
-from tformer.commands import dry_run, dry_run_report
+from tformer.commands.planning import dry_run, dry_run_report
 from tformer.config import Config, Data, Mesh, Model, Train
 from tformer.distributed import devices
 

@@ -12,7 +12,8 @@ import norm_cases
 from attention_cases import BIASED, CASES, Case, by_hand, make, make_mask
 from tformer.config import Mesh, Model
 from tformer.distributed import meshes, sharding
-from tformer.layers import cudnn, kernels, mosaic, norm_kernel, norms, splash, tiled_attention, triton
+from tformer.layers import kernels, norms
+from tformer.layers.accelerators import cudnn, mosaic, norm_kernel, splash, tiled_attention, triton
 from tformer.layers.kernels import ScoreOptions
 from tformer.layers.masks import AttentionMask
 from tformer.layers.parallel import ring_attention, ring_kernels

@@ -11,7 +11,8 @@ import activation_cases
 from comparing import errors
 from tformer.config import Mesh, Model
 from tformer.distributed import meshes, sharding
-from tformer.layers import activation_kernel, heads, linear, mlp, products, softmax_kernel
+from tformer.layers import heads, linear, mlp, products
+from tformer.layers.accelerators import activation_kernel, softmax_kernel
 from tformer.layers.resolved import resolve_model
 
 ROUNDOFF = 2.0**-9

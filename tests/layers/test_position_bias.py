@@ -10,7 +10,8 @@ import pytest
 from small_decoding import make
 from tformer.config import Mesh
 from tformer.distributed import meshes, sharding
-from tformer.layers import kernel_choice, masks, mosaic
+from tformer.layers import kernel_choice, masks
+from tformer.layers.accelerators import mosaic
 from tformer.layers.dropout import DropoutRates
 from tformer.layers.parallel import ring_attention, ring_kernels
 

@@ -10,7 +10,8 @@ import pytest
 from attention_cases import CASES, Case, make, make_mask
 from tformer.config import Mesh
 from tformer.distributed import meshes, sharding
-from tformer.layers import kernels, mosaic, tile_dropout, triton
+from tformer.layers import kernels
+from tformer.layers.accelerators import mosaic, tile_dropout, triton
 from tformer.layers.kernels import ScoreOptions
 from tformer.layers.parallel import ring_attention, ring_kernels
 

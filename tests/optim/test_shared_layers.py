@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from tformer.commands import dry_run
+from tformer.commands.planning import dry_run
 from tformer.config import Config, Data, Mesh, Model, Optimizer, Train
 from tformer.distributed import meshes, sharding
 from tformer.distributed.devices import Target

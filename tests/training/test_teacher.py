@@ -17,7 +17,8 @@ from make_hf_reference import VOCAB
 from small_training import make_batch, make_config
 from stored_teachers import save_teacher
 from tformer import checks, hf
-from tformer.commands import dry_run, evaluate
+from tformer.commands import evaluate
+from tformer.commands.planning import dry_run
 from tformer.config import Config, Data, Evaluate, Mesh, Model, Optimizer, Train, override
 from tformer.config.tasks import DISTILLED, TASKS
 from tformer.data.tokenizers.bytes_and_characters import Byte

@@ -29,7 +29,7 @@ import numpy as np
 from tformer import checks, commands
 from tformer import config as config_lib
 from tformer.commands import start
-from tformer.commands.batch_sizes import suggest
+from tformer.commands.planning.batch_sizes import suggest
 from tformer.config import Config
 from tformer.data.batches import mixture, pipeline
 from tformer.distributed import devices, meshes

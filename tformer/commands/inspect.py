@@ -23,7 +23,7 @@ from rich.console import Console
 
 from tformer import checks, commands
 from tformer import config as config_lib
-from tformer.commands import dry_run, dry_run_report
+from tformer.commands.planning import dry_run, dry_run_report
 from tformer.config import Config
 from tformer.data.batches import mixture
 from tformer.data.inspection import rendering, report

@@ -26,8 +26,8 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from tformer import checks, commands
-from tformer.commands.mesh_candidates import first, meshes
-from tformer.commands.mesh_costs import depths, expected, kept_bytes, num_rows
+from tformer.commands.planning.mesh_candidates import first, meshes
+from tformer.commands.planning.mesh_costs import depths, expected, kept_bytes, num_rows
 from tformer.config import AXES, Config
 from tformer.distributed import devices
 from tformer.distributed.devices import Target

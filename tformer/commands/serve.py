@@ -18,9 +18,10 @@ import jax
 import numpy as np
 
 from tformer import commands
-from tformer.commands import http_api, listening, row_writer
+from tformer.commands import row_writer
 from tformer.commands.run import Run
-from tformer.commands.scheduler import Scheduler
+from tformer.commands.serving import http_api, listening
+from tformer.commands.serving.scheduler import Scheduler
 from tformer.decode.drawing import Drawing
 from tformer.decode.text import read_whole
 from tformer.distributed import meshes, sharding

@@ -7,7 +7,7 @@ import numpy as np
 
 from tformer.commands import row_writer
 from tformer.commands.run import Run
-from tformer.commands.scheduler import Text
+from tformer.commands.serving.scheduler import Text
 from tformer.data.tokenizers.chat import Messages
 from tformer.decode.drawing import drawing_of, unknown
 from tformer.decode.text import make_writer

@@ -18,7 +18,7 @@ import sys
 import jax
 
 from tformer import commands
-from tformer.commands import listening
+from tformer.commands.serving import listening
 from tformer.data import stores
 from tformer.errors import UserError
 from tformer.lab.live import page, requests, terminal

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
-from tformer.layers import grouped_mosaic, grouped_triton
+from tformer.layers.accelerators import grouped_mosaic, grouped_triton
 from tformer.layers.grouped_blocks import Blocks, Options
 from tformer.layers.parallel.each_device import free_axes
 

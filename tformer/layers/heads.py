@@ -11,7 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from tformer.distributed.sharding import constrain, partitioned, platform
 from tformer.errors import choose
-from tformer.layers import softmax_kernel
+from tformer.layers.accelerators import softmax_kernel
 from tformer.layers.dropout import DropoutRates, drop
 from tformer.layers.embed import embedding_width
 from tformer.layers.linear import Dense

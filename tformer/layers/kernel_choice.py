@@ -9,14 +9,14 @@ import jax
 from tformer.config import Model
 from tformer.errors import UserError, choose
 from tformer.layers import kernels
+from tformer.layers.accelerators.cudnn import cudnn
+from tformer.layers.accelerators.mosaic import mosaic
+from tformer.layers.accelerators.splash import flash
+from tformer.layers.accelerators.triton import triton
 from tformer.layers.blocked import blocked
-from tformer.layers.cudnn import cudnn
 from tformer.layers.kernels import ScoreOptions
 from tformer.layers.masks import AttentionMask
-from tformer.layers.mosaic import mosaic
 from tformer.layers.positions import POSITIONS
-from tformer.layers.splash import flash
-from tformer.layers.triton import triton
 
 AUTO = 'auto'
 

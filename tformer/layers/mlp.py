@@ -9,7 +9,7 @@ from flax import linen as nn
 
 from tformer.distributed.sharding import constrain, platform
 from tformer.errors import choose
-from tformer.layers import activation_kernel
+from tformer.layers.accelerators import activation_kernel
 from tformer.layers.dropout import MaybeScalar, drop
 from tformer.layers.linear import Dense
 from tformer.layers.resolved import ResolvedModel

@@ -12,7 +12,7 @@ from flax import linen as nn
 
 from tformer.distributed.sharding import partitioned, platform
 from tformer.errors import choose
-from tformer.layers import norm_kernel
+from tformer.layers.accelerators import norm_kernel
 from tformer.layers.resolved import ResolvedModel
 
 MOMENTUM = 0.9  # of BatchNorm's running statistics, a step (Ioffe & Szegedy 2015)

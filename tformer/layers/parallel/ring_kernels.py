@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from tformer.layers import mosaic, splash, tile_dropout, triton
+from tformer.layers.accelerators import mosaic, splash, tile_dropout, triton
 from tformer.layers.kernels import MIN, Meeting, Pair, ScoreOptions, pad, sink_gradient, with_sink
 from tformer.layers.masks import AttentionMask, Sight
 from tformer.layers.parallel import each_device

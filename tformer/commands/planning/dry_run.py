@@ -17,7 +17,7 @@ import jax
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from tformer.commands import out_of_memory
+from tformer.commands.planning import out_of_memory
 from tformer.config import AXES, Config, tasks
 from tformer.config import Mesh as MeshConfig
 from tformer.data.batches.packing import BATCHING

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from tformer.layers import tile_dropout
+from tformer.layers.accelerators import tile_dropout
+from tformer.layers.accelerators.tiles import Tiles
 from tformer.layers.kernels import (
     MIN,
     Meeting,
@@ -28,7 +29,6 @@ from tformer.layers.kernels import (
 )
 from tformer.layers.masks import HIDDEN, AttentionMask
 from tformer.layers.parallel.each_device import on_each_device
-from tformer.layers.tiles import Tiles
 
 NO_WINDOW = 2**30
 

@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from tformer.layers import tiled_attention, triton_tiles
+from tformer.layers.accelerators import tiled_attention, triton_tiles
+from tformer.layers.accelerators.tiled_attention import Backend, Tokens
+from tformer.layers.accelerators.tiles import Tiles
 from tformer.layers.kernels import ScoreOptions
 from tformer.layers.masks import AttentionMask
-from tformer.layers.tiled_attention import Backend, Tokens
-from tformer.layers.tiles import Tiles
 
 BLOCK = 64  # queries and keys of a tile, at most
 SHARED = 128 * 1024  # bytes of a tile of queries, keys, values and gradients: half of the shared memory of a Hopper

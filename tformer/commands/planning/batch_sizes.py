@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 
 from tformer import errors
-from tformer.commands import dry_run
+from tformer.commands.planning import dry_run
 from tformer.config import Config, override
 from tformer.data.batches import mixture, pipeline
 from tformer.distributed import meshes, sharding

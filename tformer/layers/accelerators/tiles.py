@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from tformer.layers import tile_dropout
+from tformer.layers.accelerators import tile_dropout
 from tformer.layers.kernels import MIN
 
 

@@ -5,7 +5,7 @@ import math
 import sys
 from typing import Any
 
-from tformer.commands.dry_run import DECODE_STEP, TRAIN_STEP, DryRun, compile_program
+from tformer.commands.planning.dry_run import DECODE_STEP, TRAIN_STEP, DryRun, compile_program
 from tformer.config import Config
 from tformer.data.batches.packing import BATCHING
 from tformer.distributed import collectives, costs, hlo, traffic

@@ -11,9 +11,9 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 from tformer.commands import row_writer
-from tformer.commands.http_fields import Asked, Refusal, parse
 from tformer.commands.run import Run
-from tformer.commands.scheduler import Piece, Request, Scheduler
+from tformer.commands.serving.http_fields import Asked, Refusal, parse
+from tformer.commands.serving.scheduler import Piece, Request, Scheduler
 from tformer.errors import UserError
 
 MOST_BYTES = 2**20  # of a request's body

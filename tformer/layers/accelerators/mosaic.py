@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from tformer.layers import mosaic_tiles, tiled_attention
+from tformer.layers.accelerators import mosaic_tiles, tiled_attention
+from tformer.layers.accelerators.tiled_attention import Backend, Tokens
+from tformer.layers.accelerators.tiles import Tiles, keys_seen, queries_seeing
 from tformer.layers.kernels import ScoreOptions, pad
 from tformer.layers.masks import AttentionMask
-from tformer.layers.tiled_attention import Backend, Tokens
-from tformer.layers.tiles import Tiles, keys_seen, queries_seeing
 
 LANES, SUBLANES = 128, 8
 BLOCKS = (512, 384, 256, 128)  # queries and keys of a tile: the first that divides both lengths

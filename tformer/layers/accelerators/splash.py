@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tformer.layers.accelerators.mosaic import mosaic
 from tformer.layers.kernels import Meeting, Pair, ScoreOptions, pad, refuse
 from tformer.layers.masks import HIDDEN, AttentionMask, Sight
-from tformer.layers.mosaic import mosaic
 from tformer.layers.parallel.each_device import on_each_device
 
 LANES = 128  # lengths are padded to a multiple

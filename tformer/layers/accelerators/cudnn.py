@@ -6,10 +6,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from tformer.layers.accelerators.triton import triton
 from tformer.layers.kernels import ScoreOptions, never_blind, pad, refuse
 from tformer.layers.masks import AttentionMask, Sight
 from tformer.layers.parallel.each_device import on_each_device
-from tformer.layers.triton import triton
 
 MOST_PAIRS = 2048**2  # of queries and keys of a head, whose biases fit beside what a layer holds
 

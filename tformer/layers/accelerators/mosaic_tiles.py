@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
+from tformer.layers.accelerators.tiles import Drop, Tiles, keys_seen, queries_seeing, scored
 from tformer.layers.kernels import MIN
-from tformer.layers.tiles import Drop, Tiles, keys_seen, queries_seeing, scored
 
 
 def _dot(x: jax.Array, y: jax.Array, axis_x: int, axis_y: int) -> jax.Array:
