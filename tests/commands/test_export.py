@@ -8,11 +8,13 @@ import json
 import pathlib
 import re
 import signal
+import types
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -21,6 +23,7 @@ import hub_directories
 import make_hf_reference as references
 from lives import Life
 from tformer import config, hf
+from tformer.commands import export as export_lib
 from tformer.commands.export import export
 from tformer.commands.import_ import HUB, import_hub
 from tformer.commands.run import Run
@@ -31,7 +34,7 @@ from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.distributed.sharding import unboxed
 from tformer.errors import UserError
 from tformer.hf import adapters, card, convert, safetensors, vocabularies
-from tformer.hf.directory import open_hub
+from tformer.hf.directory import HubDirectory, open_hub
 from tformer.layers.linear import merge_lora
 from tformer.layers.resolved import resolve_model
 from tformer.model import build
@@ -394,6 +397,65 @@ def test_adapters_of_a_model_without_head_have_names_without_its_prefix(tmp_path
     _, found = adapters.with_adapters(tmp_path, 'bert', dataclasses.replace(model, lora_rank=None))
     for path, parameter in found.items():
         np.testing.assert_array_equal(parameter.whole(), params[path])
+
+
+def test_what_is_not_the_bases_is_written_whole_or_refused(tmp_path: pathlib.Path) -> None:
+    model, params, _ = adapted('llama', targets=('query',))
+    others = ['decoder/stack/norm/scale', 'embed/table', 'head/logits/kernel']
+    fields = adapters.write(tmp_path, 'llama', params, model, 'base', others)
+    assert fields['modules_to_save'] == ['embed_tokens', 'lm_head', 'norm']
+    (tmp_path / adapters.CONFIG).write_text(json.dumps(fields))
+    _, found = adapters.with_adapters(tmp_path, 'llama', dataclasses.replace(model, lora_rank=None))
+    for path in others:
+        np.testing.assert_array_equal(found[path].whole(), params[path])
+    kernel = 'decoder/stack/layers/attention/key/kernel'
+    with pytest.raises(UserError, match=f'are for base, and {kernel} is not what it is there: --merge writes all'):
+        adapters.write(tmp_path, 'llama', params, model, 'base', [*others, kernel])
+
+
+def test_an_export_of_adapters_knows_what_is_not_the_bases(imported: pathlib.Path, tmp_path, capsys) -> None:
+    run, base = Run.load(imported), str(imported.parent / 'hub')
+    flat = {path: np.array(value) for path, value in convert.flat(jax.tree.map(np.asarray, run.params))}
+    assert export_lib._others(base, flat) == set() == export_lib._others(None, flat)
+    flat['decoder/stack/layers/mlp/out/kernel'][1, 0, 0] += 1e-3
+    more = {'decoder/stack/layers/attention/key/lora_a/kernel': np.ones(3), 'class_head/classes/kernel': np.ones(3)}
+    assert export_lib._others(base, flat | more) == {'decoder/stack/layers/mlp/out/kernel'}
+    narrow = {path: value.astype(ml_dtypes.bfloat16) for path, value in flat.items()}
+    assert export_lib._others(base, narrow) == {'decoder/stack/layers/mlp/out/kernel'}  # as its dtype rounds
+    capsys.readouterr()
+    assert export_lib._others(str(tmp_path / 'gone'), flat) == set()
+    assert 'gone is not here: it is not known whether' in capsys.readouterr().err
+
+
+def test_adapters_of_adapters_are_for_the_same_base(imported: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    base = imported.parent / 'hub'
+    fields = {'peft_type': 'LORA', 'base_model_name_or_path': str(base), 'r': 2}
+    (tmp_path / adapters.CONFIG).write_text(json.dumps(fields))
+    begun = config.override(config.Config(), {'train.init_from': str(tmp_path)})
+    run = types.SimpleNamespace(workdir=tmp_path / 'run', config=begun)
+    assert export_lib._begun_from(run) == {'path': str(base), 'model_type': 'llama'}  # type: ignore[arg-type]
+
+
+def test_adapters_beside_a_head_of_numbers_are_of_one_class(tmp_path: pathlib.Path) -> None:
+    """As the hub's package has it, whose library tells them by problem_type or by their one row."""
+    model, params, _ = adapted('bert', targets=('query',))
+    params = {path: value for path, value in params.items() if path.split('/')[0] not in ('head', 'sentence_head')}
+    rules = [rule for rule in hf.models.FAMILIES['bert'].rules if rule.head == 'number']
+    for rule in rules:
+        size = convert.Stacked('bert', rule, 0, (), (), {}, model).shape
+        params[rule.ours] = np.random.default_rng(1).normal(size=size).astype(np.float32)
+    fields = adapters.write(tmp_path, 'bert', params, model, 'base')
+    assert fields['task_type'] == 'SEQ_CLS' and fields['modules_to_save'] == ['classifier', 'pooler']
+    (tmp_path / adapters.CONFIG).write_text(json.dumps(fields))
+    hub = HubDirectory(tmp_path, references.load('bert').config, adapter=tmp_path)
+    assert hub.objective == 'regression'
+    _, found = adapters.with_adapters(tmp_path, 'bert', dataclasses.replace(model, lora_rank=None), 'number')
+    for rule in rules:
+        np.testing.assert_array_equal(found[rule.ours].whole(), params[rule.ours])
+    (tmp_path / adapters.CONFIG).write_text(json.dumps({**fields, 'task_type': None}))
+    named = {'architectures': ['BertForSequenceClassification'], 'problem_type': 'regression'}
+    (tmp_path / 'config.json').write_text(json.dumps(named))
+    assert HubDirectory(tmp_path, references.load('bert').config, adapter=tmp_path).objective == 'regression'
 
 
 def test_adapters_that_have_no_counterpart_or_no_parameter_are_named(tmp_path: pathlib.Path) -> None:

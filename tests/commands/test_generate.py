@@ -17,10 +17,9 @@ from lives import Life
 from places import TESTS
 from tformer import config
 from tformer.__main__ import main
-from tformer.commands import generate, scoring
+from tformer.commands import generate, scoring, streaming
 from tformer.commands.import_ import import_hub
 from tformer.commands.run import Run, check_draft
-from tformer.commands import streaming
 from tformer.config import Config, Model
 from tformer.data.tokenizers.bytes_and_characters import Char
 from tformer.data.tokenizers.tokenizers import Tokenizers

@@ -152,6 +152,7 @@ def test_a_checkpoint_in_bfloat16_stays_so_and_one_in_float16_is_widened(tmp_pat
         run = Run.load(place / 'run')
         table = run.params['embed']['table']
         assert run.config.model.param_dtype == str(table.dtype) == expected
+        assert run.config.optimizer.master_dtype == ('float32' if expected == 'bfloat16' else None)
         wanted = reference.tensors['transformer.wte.weight'].astype(np.float32)
         np.testing.assert_array_equal(np.asarray(table, np.float32), wanted)
 

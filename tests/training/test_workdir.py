@@ -6,6 +6,7 @@ import pytest
 
 from tformer import config as config_lib
 from tformer.config import Config
+from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.errors import UserError
 from tformer.training import checkpoint, workdir
 
@@ -57,3 +58,46 @@ def test_the_tokenizers_are_those_that_are_named_then_the_models_then_the_teache
     (tmp_path / 'checkpoints' / '0').mkdir(parents=True)
     found = [workdir.tokenizer_lender(each, tmp_path) for each in (Config(), taught, started, named)]
     assert found == [str(tmp_path), str(tmp_path), 'started', 'named']
+
+
+@pytest.fixture
+def lent(monkeypatch):
+    """A lender of a head whose classes are given."""
+
+    def be(objective, labels):
+        theirs = config_lib.override(Config(), {'train.objective': objective})
+        monkeypatch.setattr(workdir, 'lent_config', lambda source: theirs)
+        monkeypatch.setattr(workdir, 'lent_tokenizers', lambda source: Tokenizers(None, None, tuple(labels)))
+
+    return be
+
+
+def classes_of(made, objective='classification', **fields):
+    fields = {'train.objective': objective, 'train.init_from': 'there', **fields}
+    return workdir._with_lent_classes(
+        config_lib.override(Config(), fields), Tokenizers(None, None, tuple(made)), None
+    ).labels
+
+
+def test_the_classes_of_a_lent_head_keep_their_order(lent, capsys):
+    """Its rows are loaded by their number."""
+    lent('classification', ['pos', 'neg', 'mid'])
+    assert classes_of(['mid', 'neg', 'pos']) == ('pos', 'neg', 'mid')
+    assert classes_of(['pos', 'neg']) == ('pos', 'neg')  # another number: the head is fresh
+    assert classes_of(['mid', 'neg', 'pos'], 'token_classification') == ('mid', 'neg', 'pos')
+    assert classes_of(['mid', 'neg', 'pos'], **{'train.init_from': None}) == ('mid', 'neg', 'pos')
+    with pytest.raises(UserError, match=r'there: the classes of its head are pos, neg, mid, and here they are a, b, c'):
+        classes_of(['a', 'b', 'c'])
+    assert classes_of(['a', 'b', 'c'], **{'train.init_except': ('class_head',)}) == ('a', 'b', 'c')
+    stated = ('mid', 'neg', 'pos')
+    with pytest.raises(UserError, match=r'begins the head anew; or state data\.labels in that order'):
+        classes_of(stated, **{'data.labels': stated})
+    lent('token_classification', ['O', 'B-PER', 'I-PER', 'B-LOC', 'I-LOC'])
+    found = classes_of(
+        ['O', 'B-LOC', 'I-LOC', 'B-PER', 'I-PER'], 'token_classification', **{'data.labels': ('LOC', 'PER')}
+    )
+    assert found == ('O', 'B-PER', 'I-PER', 'B-LOC', 'I-LOC')
+    capsys.readouterr()
+    lent('classification', ['LABEL_0', 'LABEL_1'])
+    assert classes_of(['a', 'b']) == ('a', 'b')
+    assert 'its classes have no names, and are taken for a, b' in capsys.readouterr().err

@@ -9,6 +9,8 @@ added to their kernels.
 import dataclasses
 import json
 import pathlib
+import sys
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -18,10 +20,10 @@ from tformer import commands
 from tformer.commands.import_ import HUB, new_directory
 from tformer.commands.run import Run, opened
 from tformer.config import Model, json_files
-from tformer.config.tasks import HEADS, TASKS
+from tformer.config.tasks import HEADS, TASKS, head_parameters
 from tformer.errors import UserError, choose
 from tformer.hf import adapters, card, convert, generation, heads, models, safetensors, sentence_encoders
-from tformer.hf.directory import is_hub
+from tformer.hf.directory import is_hub, open_hub
 from tformer.layers.linear import merge_lora
 from tformer.training import checkpoint
 
@@ -82,8 +84,8 @@ def export(
             said = _write_model(partial, family, run, fields, model, host, shard_bytes)
         else:
             heads.check_heads(family, models.model_of(fields), model, host.keys())
-            base = _origin(run)
-            settings = adapters.write(partial, family, dict(convert.flat(host)), model, base)
+            base, flat = _origin(run), dict(convert.flat(host))
+            settings = adapters.write(partial, family, flat, model, base, _others(base, flat))
             _write(partial / adapters.CONFIG, settings)
             named = card.hub_config(family, run.config, run.tokenizers, params)
             _write(partial / 'config.json', {**named, **fields})  # the names of the classes
@@ -141,13 +143,29 @@ def _begun_from(run: Run) -> dict[str, Any]:
         if (home / HUB).is_file():
             return json_files.read(home / HUB)
         if is_hub(home):
-            return {'path': str(home.absolute()), **json_files.read(home / 'config.json')}
+            hub = open_hub(str(home))
+            return {'path': str(hub.path.absolute()), 'model_type': hub.family}
     return {}
 
 
 def _origin(run: Run) -> str | None:
     """Returns where the model is that a run's adapters are for: on the hub, else the workdir that it began from."""
     return _begun_from(run).get('path') or run.config.train.init_from
+
+
+def _others(base: str | None, params: Mapping[str, np.ndarray]) -> set[str]:
+    """Returns the paths of parameters, but for adapters and heads of tasks, that are not those of the hub's model."""
+    if base is None:
+        return set()
+    if not (pathlib.Path(base) / 'config.json').is_file():
+        print(f'{base} is not here: it is not known whether all but the adapters is as there', file=sys.stderr)
+        return set()
+    if not is_hub(pathlib.Path(base)):
+        return set()  # the workdir that the run began from
+    hub = open_hub(base)
+    theirs = hub.parameters(hub.run_config().model)
+    kept = {path for path in params if '/lora_' not in path and path.split('/')[0] not in head_parameters()}
+    return {path for path in kept if path not in theirs or not theirs[path].is_in(params[path])}
 
 
 def _family(run: Run, model: Model) -> str:

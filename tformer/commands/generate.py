@@ -22,10 +22,9 @@ from typing import Any
 import jax
 
 from tformer import atomic, commands
-from tformer.commands import kept, reading
+from tformer.commands import kept, reading, streaming
 from tformer.commands import texts as texts_lib
 from tformer.commands.run import Run, opened
-from tformer.commands import streaming
 from tformer.data.sources import fields
 from tformer.data.sources.records import BadRecord
 from tformer.data.tokenizers.chat import Messages

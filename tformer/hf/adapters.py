@@ -33,7 +33,7 @@ TARGETS = {
     'mlp/out': 'mlp_out',
 }
 # The names of heads in adapter_config.json.
-TASK_TYPES = {'SEQ_CLS': 'class', 'TOKEN_CLS': 'tags', 'QUESTION_ANS': 'spans'}
+TASK_TYPES = {'class': 'SEQ_CLS', 'number': 'SEQ_CLS', 'tags': 'TOKEN_CLS', 'spans': 'QUESTION_ANS'}
 # What changes the numbers of an adapter and has no counterpart here, with the value that leaves them as they are.
 FIXED: dict[str, Any] = {
     'use_rslora': False, 'use_dora': False, 'use_qalora': False, 'bias': 'none', 'rank_pattern': {},
@@ -106,7 +106,12 @@ def adapted_rules(family: str, model: Model) -> list[tuple[Rule, list[str]]]:
 
 
 def write(
-    directory: pathlib.Path, family: str, params: Mapping[str, Any], model: Model, base: str | None
+    directory: pathlib.Path,
+    family: str,
+    params: Mapping[str, Any],
+    model: Model,
+    base: str | None,
+    others: Collection[str] = (),
 ) -> dict[str, Any]:
     """Writes adapter_model.safetensors, and returns the fields of adapter_config.json.
 
@@ -119,9 +124,10 @@ def write(
       params: by path, the adapters and the heads, which were trained with them, among them.
       model: with adapters.
       base: the directory or the name of the hub's model that the adapters are for.
+      others: paths of parameters that are not those of `base`, and are written whole.
 
     Raises:
-      UserError: an adapter has no counterpart.
+      UserError: an adapter has no counterpart, or one of `others` is inside of a layer.
     """
     assert model.lora_rank is not None
     rules, table = adapted_rules(family, model), FAMILIES[family]
@@ -137,12 +143,16 @@ def write(
     adapted = {name.removesuffix('.lora_A.weight') for name in tensors if name.endswith('.lora_A.weight')}
     chosen = heads.exported(table, model, params)
     among = [rule for rule in table.rules if rule.ours in params and rule.head in chosen]
-    saved = [rule for rule in among if rule.ours.split('/')[0] in head_parameters()]
+    saved = [rule for rule in among if rule.ours.split('/')[0] in head_parameters() or rule.ours in others]
+    if lost := sorted({*others} - {rule.ours for rule in saved if '{' not in rule.hub}):
+        raise UserError(f'the adapters are for {base}, and {lost[0]} is not what it is there: --merge writes all')
     tensors |= exported(family, saved, params, model)[0]
     tensors = {PREFIX + name: np.ascontiguousarray(array) for name, array in tensors.items()}
     shapes = {name: (array.dtype, array.shape) for name, array in tensors.items()}
     safetensors.write(directory / WEIGHTS, shapes, tensors.__getitem__)
     modules = {name.removesuffix('.weight') for rule in table.rules for name in names_of(rule, model)[0]}
+    whole = {rule.hub.rpartition('.')[0] for rule in saved if rule.ours in others}
+    heads_of = {rule.hub.removeprefix(table.prefix).split('.')[0] for rule in saved if rule.ours not in others}
     return {
         'peft_type': 'LORA',
         'base_model_name_or_path': base,
@@ -150,11 +160,11 @@ def write(
         'lora_alpha': model.lora_alpha * rank / model.lora_rank,
         'lora_dropout': 0.0,
         'target_modules': ends_of(adapted, modules - adapted),
-        'modules_to_save': sorted({rule.hub.removeprefix(table.prefix).split('.')[0] for rule in saved}) or None,
+        'modules_to_save': sorted({*heads_of, *ends_of(whole, modules - whole)}) or None,
         'bias': 'none',
         'fan_in_fan_out': family == 'gpt2',
         'inference_mode': True,
-        'task_type': next((kind for kind, head in TASK_TYPES.items() if head in chosen), None),
+        'task_type': next((kind for head, kind in TASK_TYPES.items() if head in chosen), None),
     }
 
 
@@ -219,8 +229,12 @@ def num_classes_of(directory: pathlib.Path, family: str) -> int | None:
     return next((len(tensors[name]) for name in rows if name in tensors and tensors[name].ndim), None)
 
 
-def with_adapters(directory: pathlib.Path, family: str, model: Model) -> tuple[Model, dict[str, Stacked]]:
+def with_adapters(
+    directory: pathlib.Path, family: str, model: Model, head: str | None = None
+) -> tuple[Model, dict[str, Stacked]]:
     """Returns (the model with the adapters of a directory, their parameters by path, unread).
+
+    `head` is the model's; None: that of the tensors beside the adapters.
 
     Raises:
       UserError: the adapters have no counterpart, or some of their tensors are missing or not mapped.
@@ -238,7 +252,6 @@ def with_adapters(directory: pathlib.Path, family: str, model: Model) -> tuple[M
         config_lib.Config(model=model),
         {'model.lora_rank': fields['r'], 'model.lora_alpha': alpha, 'model.lora_targets': tuple(targets)},
     ).model
-    head = TASK_TYPES.get(str(fields.get('task_type')), 'class')
     rules = [rule for rule in heads.imported(table, model, names, head) if rule.hub in names]
     zeros: dict[str, np.ndarray] = {}
     for rule, _ in adapted_rules(family, model):

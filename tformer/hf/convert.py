@@ -53,6 +53,13 @@ class Stacked:
     def shape(self) -> tuple[int, ...]:
         return self.grid + self.rest
 
+    def is_in(self, array: np.ndarray) -> bool:
+        """Returns whether an array holds these numbers, as its dtype rounds them."""
+        if array.shape != self.shape:
+            return False
+        places = ((at, number) for number, at in enumerate(np.ndindex(*self.grid)) if self.names[number])
+        return all(np.array_equal(array[at], self.read(number).astype(array.dtype)) for at, number in places)
+
     def read(self, number: int) -> np.ndarray:
         """Returns one tensor in our layout. Raises a `UserError` if the model needs another shape or type."""
         rule, name, sizes = self.rule, self.names[number], _sizes(self.rule, self.cfg)

@@ -129,7 +129,7 @@ class HubDirectory:
     def objective(self) -> str:
         """The objective of the head that config.json names."""
         family = str(choose(models.FAMILIES, self.family, 'config.json: model_type').model['family'])
-        named = self.hub_config.get('architectures') or ['']
+        named = self._head_config.get('architectures') or ['']
         if not isinstance(named, list) or not isinstance(named[0], str):
             raise UserError(f'config.json: architectures={named!r} is not a list of names')
         name = named[0]
@@ -181,7 +181,7 @@ class HubDirectory:
         narrow = all(self._shape(tensor)[0].name == 'bfloat16' for tensor in wide)
         length = min(Data.length, model.max_len)
         if self.adapter is not None:
-            model, _ = adapters.with_adapters(self.adapter, self.family, resolve_model(model))
+            model, _ = self._adapted(model)
         head, given = HEADS[TASKS[self.objective].head], (self.path, self.hub_config, self.generation, self.tokenizers)
         framing = special_tokens.framing(*given, model.family, judged=head.pools and not head.vocabulary)
         decoding, lost = generation.decode_fields(
@@ -199,6 +199,7 @@ class HubDirectory:
             'train.num_steps': 1000,
             'optimizer.learning_rate': 5e-5,  # of fine-tuning
             'model.param_dtype': 'bfloat16' if narrow and wide else 'float32',
+            'optimizer.master_dtype': 'float32' if narrow and wide else None,  # small updates add up in them
             'model.num_classes': len(self.labels) or None,
             **framing,
             **(decoding if TASKS[self.objective].writes else {}),
@@ -219,8 +220,12 @@ class HubDirectory:
         plain, head = dataclasses.replace(model, lora_rank=None), TASKS[self.objective].head
         found = convert.stacked_params(self.family, self.tensors, plain, head)
         if self.adapter is not None:
-            found |= adapters.with_adapters(self.adapter, self.family, resolve_model(model))[1]
+            found |= self._adapted(model)[1]
         return found
+
+    def _adapted(self, model: config_lib.Model) -> tuple[config_lib.Model, dict[str, convert.Stacked]]:
+        assert self.adapter is not None
+        return adapters.with_adapters(self.adapter, self.family, resolve_model(model), TASKS[self.objective].head)
 
 
 def is_hub(path: pathlib.Path) -> bool:

@@ -4,9 +4,11 @@ The lock is flock's: the system releases it when its process ends, however it en
 """
 
 import contextlib
+import dataclasses
 import fcntl
 import json
 import pathlib
+import re
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,12 +17,14 @@ from typing import Any
 from tformer import atomic, checks
 from tformer import config as config_lib
 from tformer.config import Config, extensions
+from tformer.config.tasks import HEADS, TASKS
 from tformer.data import locks, store_copies, stores
 from tformer.data.batches.mixture import Concatenation
 from tformer.data.tokenizers.tokenizers import Tokenizers, cached_tokenizers, train_tokenizers, with_chat
 from tformer.errors import UserError, choose, nearest
 from tformer.hf import directory as hub_directory
 from tformer.layers.resolved import with_resolved_model
+from tformer.optim.parameters import within
 from tformer.training import checkpoint, digests
 
 # Sections and fields that may differ between a run and its continuation, and between training and evaluation.
@@ -206,7 +210,35 @@ def new_tokenizers(config: Config, records: Concatenation, workdir: pathlib.Path
         made = train_tokenizers(config, records)
     else:
         made = cached_tokenizers(config, records, [split.fingerprint for split in records.splits])
-    return with_chat(config, made)
+    return with_chat(config, _with_lent_classes(config, made, workdir))
+
+
+def _with_lent_classes(config: Config, made: Tokenizers, workdir: pathlib.Path | None) -> Tokenizers:
+    """Returns tokenizers whose classes have the order of the head that a new run starts from, if it does.
+
+    Raises:
+      UserError: the head has as many classes, and others, or data.labels has them in another order.
+    """
+    source, task = lender(config, workdir), TASKS[config.train.objective]
+    names = [(name, 'classes', 'kernel') for name in (*HEADS[task.head].per_row, *HEADS[task.head].per_token)]
+    excepted = any(within(name, entry) for name in names for entry in config.train.init_except)
+    if source is None or not task.classes_from_data or excepted:
+        return made
+    theirs = lent_tokenizers(source).labels
+    lent = TASKS[lent_config(source).train.objective].head == task.head and len(theirs) == len(made.labels)
+    if not lent or theirs == made.labels:
+        return made
+    if {*theirs} == {*made.labels} and (task.classes == 'tags' or not config.data.labels):
+        return dataclasses.replace(made, labels=theirs)
+    ours = ', '.join(made.labels)
+    if all(re.fullmatch(r'LABEL_\d+', name) for name in theirs):
+        print(f'{source}: its classes have no names, and are taken for {ours}', file=sys.stderr, flush=True)
+        return made
+    raise UserError(
+        f'{source}: the classes of its head are {", ".join(theirs)}, and here they are {ours}: '
+        f'train.init_except={names[-1][0]} begins the head anew'
+        + ('' if {*theirs} != {*made.labels} else '; or state data.labels in that order')
+    )
 
 
 def lender(config: Config, workdir: pathlib.Path | None) -> str | None:
