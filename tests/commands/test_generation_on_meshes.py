@@ -166,6 +166,7 @@ def test_the_first_step_reads_what_a_run_reads(monkeypatch, way):
     whole = generate.make_generate(model, cfg, eos=1)
     jax.eval_shape(getattr(whole, 'whole', whole), run.variables, batch, jax.random.key(0))
     steps = [each for each in seen if each[0][1] != 4 or way in ('drafts', 'beams')]
+    steps = [each for each in steps if each[1].index] if way == 'drafts' else steps  # where rows go on by themselves
     seen.clear()
     found = jax.eval_shape(lambda: single_step.first_step(model, cfg, run.variables, batch).cache)
     rows = single_step.first_step(model, cfg, run.variables, batch).shape

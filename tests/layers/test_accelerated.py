@@ -147,23 +147,25 @@ def test_each_device_computes_its_own_rows_and_heads(kernel, name):
 
 
 @pytest.mark.parametrize('kernel', [triton.triton, cudnn.cudnn])
-def test_a_step_of_decoding_fills_no_tile_with_one_query(kernel):
+def test_a_step_of_decoding_fills_no_tile_with_few_queries(kernel):
     def program(case):
         arrays, (mask, _) = make(case), make_mask(case)
         return str(jax.make_jaxpr(lambda a: kernel(a['q'], a['k'], a['v'], mask, ScoreOptions(0.25)))(arrays))
 
-    token, texts = (Case(across=True, order='front', lengths=(length, 11), heads=(4, 2)) for length in (1, 3))
-    assert 'pallas_call' in program(texts) and 'pallas_call' not in program(token)
-    assert_near(run(kernel, token), run(by_array, token))
+    drafted, texts = (Case(across=True, order='front', lengths=(length, 21), heads=(4, 2)) for length in (5, 17))
+    token = drafted._replace(lengths=(1, 21))
+    assert 'pallas_call' in program(texts) and not any('pallas_call' in program(each) for each in (token, drafted))
+    for each in (token, drafted):
+        assert_near(run(kernel, each), run(by_array, each))
 
 
 @pytest.mark.parametrize('kernel', [*KERNELS, 'cudnn'])
 @pytest.mark.parametrize('order', ['behind', 'front', None])
 def test_each_hypothesis_of_a_beam_sees_its_own_tokens(kernel, order):
-    case = Case(lengths=(4, 12), heads=(4, 2), sizes=(8, 8))
-    visible = jnp.asarray(np.random.default_rng(2).random((2, 4, 12)) < 0.6)
-    places = jnp.broadcast_to(jnp.arange(12), (2, 12))
-    mask = AttentionMask(jnp.full((2, 4), 12), places, visible_BTS=visible, causal=True, order=order)
+    case = Case(lengths=(18, 54), heads=(4, 2), sizes=(8, 8))
+    visible = jnp.asarray(np.random.default_rng(2).random((2, 18, 54)) < 0.6)
+    places = jnp.broadcast_to(jnp.arange(54), (2, 54))
+    mask = AttentionMask(jnp.full((2, 18), 54), places, visible_BTS=visible, causal=True, order=order)
     function, arrays = KERNELS.get(kernel, cudnn.cudnn), make(case)
     found = function(arrays['q'], arrays['k'], arrays['v'], mask, ScoreOptions(0.3))
     np.testing.assert_allclose(

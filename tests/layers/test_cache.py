@@ -11,8 +11,8 @@ from jax.sharding import PartitionSpec as P
 
 from tformer.config import Mesh, Model
 from tformer.decode.spread import spread_over
-from tformer.distributed import meshes, sharding
-from tformer.layers import kernel_choice, masks
+from tformer.distributed import collectives, hlo, meshes, sharding
+from tformer.layers import kernel_choice, kernels, masks
 from tformer.layers.cache import Cache, KeyValues
 from tformer.layers.quantized import numbers
 from tformer.model import build
@@ -145,6 +145,41 @@ def test_a_step_sums_the_slots_of_each_device_and_asks_no_kernel_for_all(monkeyp
     with sharding.placed(meshes.make_mesh(names), names):
         found = jax.jit(lambda: extend(start(), method='extend')[0])()
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_drafted_tokens_are_written_and_read_where_the_slots_are():
+    """Nothing of a cache whose slots devices share is sent, however many tokens a step reads."""
+    names, slots = Mesh(data=2, context=4), 512
+    mesh = meshes.make_mesh(names)
+    sizes = {'vocab_size': 9, 'emb_dim': 16, 'mlp_dim': 8, 'num_heads': 2, 'num_decoder_layers': 1, 'max_len': slots}
+    model = build(Model(position='rope', attention_kernel='reference', **sizes))
+    batch = {'inputs': jnp.ones((2, 4), jnp.int32)}
+    variables = model.init(jax.random.key(0), batch)
+    start = functools.partial(model.apply, variables, batch, slots, method='start')
+    tokens, index = jnp.arange(10).reshape(2, 5) % 9, jnp.array([0, 253])  # the second row's are of two devices
+
+    def step(cache):
+        positions = cache.index[:, None] + jnp.arange(5)[None]
+        return model.apply(variables, tokens, positions, cache, method='extend')
+
+    wanted = jax.jit(step)(start().replace(index=index))
+    with sharding.placed(mesh, names):
+        begun = jax.jit(lambda: spread_over(mesh, sharding.make_rules(names))(start().replace(index=index)))()
+        compiled = jax.jit(step).lower(begun).compile()
+        found = compiled(begun)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), found, wanted)
+    sent = [each.bytes for each in collectives.of(hlo.parse(compiled.as_text()), mesh)]
+    assert sum(sent) < begun.own[0].v_BKSU.nbytes / 8
+
+
+def test_a_few_tokens_that_see_more_are_a_step() -> None:
+    q_BNTH, k_BKSH = (jnp.zeros((2, 1, length, 4)) for length in (5, 5))
+    mask = masks.AttentionMask(jnp.zeros((2, 5)), jnp.zeros((2, 5)), causal=True)
+    longer = jnp.zeros((2, 1, 64, 4))
+    assert not kernels.is_step(q_BNTH, k_BKSH, mask) and kernels.is_step(q_BNTH, longer, mask)
+    assert not kernels.is_step(jnp.zeros((2, 1, 17, 4)), longer, mask) and kernels.is_step(
+        longer[:, :, :1], longer, mask
+    )
 
 
 def test_devices_share_rows_heads_and_slots(cache) -> None:

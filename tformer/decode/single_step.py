@@ -40,6 +40,7 @@ def first_step(model: nn.Module, cfg: Decode, variables: Any, batch: Mapping[str
     """Returns what the first step reads: a row for each beam or draw, in the cache or beside each other."""
     cache, rows = read_prompts(model, cfg, variables, batch), len(batch['inputs'])
     beams, draws = STRATEGIES[cfg.strategy].tokens(cfg), texts_of_row(cfg)
+    cache = cache.by_row() if cfg.draft else cache
     if beams > 1:
         return Begun(cache.branch(beams), (rows, beams))
     return Begun(cache.repeat(draws) if draws > 1 else cache, (rows * draws, cfg.draft_len + 1 if cfg.draft else 1))

@@ -188,7 +188,7 @@ class Attention(nn.Module):
             if self.is_initializing():  # no parameter depends on it, and libraries of kernels may be missing
                 kernel = kernel_choice.KERNELS['reference'].function
             elif ring_attention.ways() > 1:
-                step = q_BNTH.shape[2] == 1 or mask.visible_BTS is not None  # in which each device sums its own slots
+                step = kernels.is_step(q_BNTH, k_BKSH, mask)  # in which each device sums its own slots
                 pair = None if step else ring_kernels.pick(name, q_BNTH.shape[2], k_BKSH.shape[2], mask, options)
                 plain = kernel_choice.on_arrays(kernels.reference if step else ring_attention.ring)
                 kernel = functools.partial(ring_kernels.ring, pair) if pair else plain

@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from tformer.distributed import sharding
 from tformer.layers.parallel import each_device
+from tformer.layers.parallel.few_tokens import STEP
 from tformer.layers.quantized import Quantized, quantize
 from tformer.layers.resolved import ResolvedModel
 
@@ -55,7 +56,13 @@ class KeyValues(flax.struct.PyTreeNode):
 
         def put(x: jax.Array, added: jax.Array, axis: int) -> jax.Array:
             added = added.astype(x.dtype)
-            return _behind(added, x.shape[axis], axis, 0) if first else _put(x, added, index, axis)
+            if first:
+                return _behind(added, x.shape[axis], axis, 0)
+            if added.shape[axis] > STEP or not _split(x, axis):
+                return _put(x, added, index, axis)
+            for t in range(added.shape[axis]):  # of several slots XLA would write where the row is whole
+                x = _put(x, jax.lax.slice_in_dim(added, t, t + 1, axis=axis), index + t, axis)
+            return x
 
         return self.along_slots(put, new).apart()
 
@@ -71,9 +78,14 @@ def _put(x: jax.Array, new: jax.Array, index: jax.Array, axis: int) -> jax.Array
     return jax.lax.dynamic_update_slice_in_dim(x, new, index, axis)
 
 
+def _split(x: jax.Array, axis: int) -> tuple[str, ...]:
+    """Returns the axes of the mesh that split slots."""
+    return (each_device.split('length', x.shape[axis]) or ()) if each_device.splits() else ()
+
+
 def _apart(x: jax.Array, axis: int) -> jax.Array:
     """Returns x, split along an axis as tokens are, and along others as XLA likes."""
-    axes = each_device.split('length', x.shape[axis]) if each_device.splits() else None
+    axes = _split(x, axis)
     if not axes:
         return x
     return sharding.divided(x, [axes if each == axis else P.UNCONSTRAINED for each in range(x.ndim)])

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from tformer.distributed.sharding import platform
 from tformer.layers.dropout import MaybeScalar, dropout
 from tformer.layers.masks import AttentionMask
+from tformer.layers.parallel.few_tokens import STEP
 from tformer.layers.products import einsum
 
 CHUNK = 128  # keys that `chunked` takes at a time, at most
@@ -307,14 +308,15 @@ def xla(
     return seen(out_BTNH.swapaxes(1, 2), mask_BTS)
 
 
-def is_step(q_BNTH: jax.Array, mask: AttentionMask) -> bool:
-    """Returns whether the queries are a step of decoding, one token of a row or of each of its hypotheses."""
-    return q_BNTH.shape[2] == 1 or mask.visible_BTS is not None
+def is_step(q_BNTH: jax.Array, k_BKSH: jax.Array, mask: AttentionMask) -> bool:
+    """Returns whether the queries are a step of decoding: a few tokens of a row, or one of each of its hypotheses."""
+    T, S = q_BNTH.shape[2], k_BKSH.shape[2]
+    return T == 1 or (T <= STEP and T < S) or mask.visible_BTS is not None
 
 
 def plain(
     q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSU: jax.Array, mask: AttentionMask, options: ScoreOptions
 ) -> jax.Array:
     """The kernel for what an accelerator's own does not serve: any mask, and memory O(T)."""
-    kernel = reference if is_step(q_BNTH, mask) else chunked
+    kernel = reference if is_step(q_BNTH, k_BKSH, mask) else chunked
     return kernel(q_BNTH, k_BKSH, v_BKSU, mask.array(), options.of_pairs(q_BNTH.shape[2]))

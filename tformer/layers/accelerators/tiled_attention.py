@@ -84,7 +84,7 @@ def attend(
     A step of decoding goes elsewhere: here it would be a tile of padding, and the cache's keys be copied. So does a
     bias of pairs whose distance the places do not tell.
     """
-    if is_step(q_BNTH, mask) or options.bias is not None:
+    if is_step(q_BNTH, k_BKSH, mask) or options.bias is not None:
         return plain(q_BNTH, k_BKSH, v_BKSU, mask, options)
 
     def own(q_BNTH: jax.Array, k_BKSH: jax.Array, v_BKSU: jax.Array, mask: AttentionMask, heads: Any) -> jax.Array:
