@@ -179,6 +179,19 @@ def test_the_operations_of_kernels(line):
     assert costs.flops(program) == flops and costs.kernels(program) == names
 
 
+@pytest.mark.parametrize(('phase', 'products'), [('fwd', 16 + 24), ('dq', 2 * 16 + 24), ('dkv', 2 * 16 + 2 * 24)])
+def test_a_kernel_multiplies_the_pairs_that_it_visits_by_keys_and_values_of_their_own_widths(phase, products):
+    lines = (
+        '%w = s32[1]{0} constant({7})',
+        '%q = bf16[2,4,8,16]{3,2,1,0} constant({...})',
+        '%k = bf16[2,2,8,16]{3,2,1,0} constant({...})',
+        '%v = bf16[2,2,8,24]{3,2,1,0} constant({...})',
+        '%a = bf16[2,4,8,24]{3,2,1,0} custom-call(%w, %q, %k, %v), custom_call_target="__gpu$xla.gpu.triton", '
+        f'metadata={{op_name="jit(step)/mix/pairs_50/attention_{phase}_tiles/pallas_call"}}',
+    )
+    assert costs.flops(hlo.parse(toy_hlo.main(*lines))) == 2 * 50 * (2 * 4) * products
+
+
 def test_a_counter_that_counts_in_steps():
     by_two = (
         '%body (p: (s32[], f32[4,8])) -> (s32[], f32[4,8]) {\n  %p = (s32[], f32[4,8]{1,0}) parameter(0)\n'

@@ -14,6 +14,7 @@ from tformer.config import Mesh, Model
 from tformer.distributed import meshes, sharding
 from tformer.layers import kernels, norms
 from tformer.layers.accelerators import cudnn, mosaic, norm_kernel, splash, tiled_attention, triton
+from tformer.layers.accelerators.tiles import Tiles
 from tformer.layers.kernels import ScoreOptions
 from tformer.layers.masks import AttentionMask
 from tformer.layers.parallel import ring_attention, ring_kernels
@@ -157,6 +158,19 @@ def test_a_step_of_decoding_fills_no_tile_with_few_queries(kernel):
     assert 'pallas_call' in program(texts) and not any('pallas_call' in program(each) for each in (token, drafted))
     for each in (token, drafted):
         assert_near(run(kernel, each), run(by_array, each))
+
+
+def test_tiles_of_a_window_visit_what_is_near() -> None:
+    tiles, mask = Tiles(64, causal=True, window=True, in_order=True), make_mask(Case())[0]
+    whole = 1024 * (1024 + 64) // 2
+
+    def visited(tiles=tiles, **fields):
+        return tiled_attention._visited(tiles, mask.replace(**fields), 1024, 1024)
+
+    assert visited(widths=(None,)) == whole == visited(widths=(1024,))
+    assert visited(widths=(256,)) == 1024 * (256 + 64)
+    assert visited(widths=(256, None), narrow=0.75) == (3 * 1024 * (256 + 64) + whole) / 4
+    assert visited(tiles._replace(in_order=False), widths=(256,)) == 1024 * 1024
 
 
 @pytest.mark.parametrize('kernel', [*KERNELS, 'cudnn'])

@@ -39,6 +39,22 @@ def test_a_token_meets_its_experts_and_the_whole_router():
     assert flops.model_flops(cfg, params, batch) == 5 * (6 * 16 * weights + 12 * 8 * pairs)
 
 
+def test_of_a_window_its_pairs_count():
+    """Of a decoder 4 keys of each query, of an encoder 3 to both sides and its own."""
+
+    def pairs(**fields):
+        model = Model(emb_dim=8, num_heads=2, num_encoder_layers=2, num_decoder_layers=4, **fields)
+        train = Train(num_steps=1, objective='masked_lm' if model.family == 'encoder' else 'causal_lm')
+        cfg = checks.resolve(Config(model, Data(length=16), train=train), vocab_size=50)
+        return flops._attention(cfg.model, 16, 16) / (12 * 8)
+
+    local = {'window': 4, 'attention_pattern': ('local', 'global')}
+    assert pairs() == 4 * 16 * 16 and pairs(**local) == 2 * 16 * 16 + 2 * 16 * 4
+    assert pairs(window=4, attention_pattern=('local',)) == 4 * 16 * 4
+    assert pairs(window=99, attention_pattern=('local',)) == 4 * 16 * 16
+    assert pairs(family='encoder', **local) == 16 * 16 + 16 * 7
+
+
 def test_the_costs_of_layers_by_the_length_of_a_row():
     """Vaswani et al. 2017, table 1, for n = 100, d = 8 and a window r = 30."""
     assert flops.LAYER_COSTS['global'](100, 8, 30) == (80_000, 1, 1)

@@ -132,12 +132,11 @@ def _kernel(i: Instruction, c: Computation) -> float:
     if products:  # of experts, by Pallas
         return float(products[1])
     pairs = re.search(r'op_name="[^"]*\bpairs_(\d+)\b[^"]*_(fwd|dq|dkv|dbias)_', i.attributes)
-    if (
-        pairs
-    ):  # attention by Pallas, of queries [..., T, H]: the products of each pair of a query and a key that it visits
-        queries = next(name for name in i.operands if re.match(r'\w*f\d+\[\d+,\d+,', c[name].shape))
-        *heads, _, width = dims(c[queries].shape)
-        return 2.0 * {'fwd': 2, 'dq': 3, 'dkv': 4, 'dbias': 2}[pairs[2]] * int(pairs[1]) * float(np.prod(heads)) * width
+    if pairs:  # attention by Pallas, of queries, keys and values: the products of pairs that it visits
+        arrays = [name for name in i.operands if re.match(r'\w*f\d+\[\d+,\d+,', c[name].shape)]
+        (*heads, _, width), value_width = dims(c[arrays[0]].shape), dims(c[arrays[2]].shape)[-1]
+        of_keys, of_values = {'fwd': (1, 1), 'dq': (2, 1), 'dkv': (2, 2), 'dbias': (1, 1)}[pairs[2]]
+        return 2.0 * int(pairs[1]) * float(np.prod(heads)) * (of_keys * width + of_values * value_width)
     scores = re.search(r'"intermediate_tensor_shape":\s*\{[^}]*"dimensions":\s*\[([^\]]*)\]', i.attributes)
     if scores:  # cuDNN's attention: two products forward, five backward
         B, N, T, S = (int(size) for size in re.findall(r'\d+', scores[1]))

@@ -33,6 +33,11 @@ def widths(cfg: Model) -> tuple[int | None, ...]:
     return tuple(dict.fromkeys(kinds))
 
 
+def narrow(cfg: Model) -> float:
+    """Returns the share of a model's layers that have the window."""
+    return sum(map(ATTENTION_PATTERNS.__getitem__, cfg.attention_pattern)) / len(cfg.attention_pattern)
+
+
 def has_window(cfg: Model) -> bool:
     """Returns whether a layer sees only the positions within the window."""
     return any(ATTENTION_PATTERNS[kind] for kind in cfg.attention_pattern)
@@ -155,7 +160,7 @@ class Attention(nn.Module):
         q_BNTH = constrain(q_BNTH, 'batch', 'act_heads', 'length', 'act_head_dim')
         mask, bias_BNTS, bias_1NX = context.mask, context.bias_BNTS, context.bias_1NX
         if window is not None:
-            mask = mask.replace(window=window, widths=widths(cfg))
+            mask = mask.replace(window=window, widths=widths(cfg), narrow=narrow(cfg))
         if self.bias is not None:
             bias_BNTS, bias_1NX = score_bias(self.bias, self, cfg, context.mask, cross=self.cross)
         training = self.has_rng('dropout') and dropout_rate is not None

@@ -65,6 +65,8 @@ class AttentionMask(flax.struct.PyTreeNode):
     causal: bool = flax.struct.field(pytree_node=False, default=False)
     # what `window` is: a number, or in some layers None, no window
     widths: tuple[int | None, ...] = flax.struct.field(pytree_node=False, default=(None,))
+    # of all layers, the share that has the window
+    narrow: float = flax.struct.field(pytree_node=False, default=1.0)
     order: Order | None = flax.struct.field(pytree_node=False, default=None)
     # whether queries and keys are the same tokens, so that each that is not padding sees itself
     within: bool = flax.struct.field(pytree_node=False, default=False)

@@ -9,6 +9,7 @@ from flax import linen as nn
 
 from tformer.config import Config, Model
 from tformer.config.tasks import HEADS, TASKS, Head
+from tformer.layers.attention import narrow
 from tformer.optim.parameters import VOCABULARY_HEAD, path_names
 from tformer.training.teacher import Teacher
 
@@ -24,8 +25,8 @@ def model_flops(config: Config, params: Any, batch: Mapping[str, Any]) -> float:
     each head's number of a query and a key, forward and backward (Kaplan et al. 2020, 2.1; Chowdhery et al. 2022,
     appendix B).
 
-    Nothing that is computed again counts, every pair of a query and a key does, masked or not, and of experts those
-    that a token goes to.
+    Nothing that is computed again counts, every pair of a query and a key within a window does, masked or not, and of
+    experts those that a token goes to.
 
     The config is resolved. The (abstract) parameters are boxed with their logical names where they have any. The batch
     has `inputs` [B, T] and, with an encoder of its own, `encoder_inputs` [B, S].
@@ -76,16 +77,22 @@ def _attention(model: Model, length: int, source: int) -> float:
     if model.recurrence is not None:
         products = {'dot': 2, 'additive': 1, None: 0}[model.recurrent_attention]  # additive scores are in the weights
         return 6.0 * model.emb_dim * products * length * source
-    pairs = {
-        'encoder': model.num_encoder_layers * source**2,
-        'decoder': model.num_decoder_layers * length**2,
-        'encoder_decoder': model.num_encoder_layers * source**2 + model.num_decoder_layers * length * (length + source),
-    }
-    total = 6.0 * model.num_heads * (model.head_dim + model.value_dim) * pairs[model.family]
+    own = {'encoder': 0.0, 'decoder': 0.0}  # pairs of self-attention
+    if model.family != 'decoder':
+        own['encoder'] = model.num_encoder_layers * source * _seen(model, source, 2 * (model.window or 0) - 1)
+    if model.family != 'encoder':
+        own['decoder'] = model.num_decoder_layers * length * _seen(model, length, model.window or 0)
+    cross = model.num_decoder_layers * length * source if model.family == 'encoder_decoder' else 0
+    total = 6.0 * model.num_heads * (model.head_dim + model.value_dim) * (sum(own.values()) + cross)
     if model.kv_latent_dim is not None and model.rotary_dim:  # of self-attention alone
-        cross = model.num_decoder_layers * length * source if model.family == 'encoder_decoder' else 0
-        total += 6.0 * model.num_heads * model.rotary_dim * (pairs[model.family] - cross)
+        total += 6.0 * model.num_heads * model.rotary_dim * sum(own.values())
     return total
+
+
+def _seen(model: Model, length: int, window: int) -> float:
+    """Returns how many keys of a row count for a query, in the mean of a stack's layers."""
+    share = narrow(model)
+    return (share * min(window, length) if share else 0.0) + (1 - share) * length
 
 
 # ------------------------------------------------------------------------------------------- by the length of a row

@@ -93,6 +93,7 @@ def attend(
         q, k, v = (pad(x, 2, backend.multiple) for x in (q_BNTH * options.scale, k_BKSH, v_BKSU))
         tiles = _tiles(backend, q, k, v, options, mask, interpret)
         tiles = tiles._replace(in_order=mask.order in ('behind', 'front') and mask.causal and not tiles.prefix)
+        tiles = tiles._replace(pairs=_visited(tiles, mask, q.shape[2], k.shape[2]))
         read = make_tokens(mask, q, k, tiles.block, drawn_BN3)
         if bias_NX is not None:
             bias_NM1X = tiled_bias(bias_NX, T, q.shape[2], k.shape[2], tiles.block)
@@ -208,11 +209,21 @@ def summed(x_BNSX: jax.Array, kv_heads: int) -> jax.Array:
     return x_BNSX if kv_heads == N else x_BNSX.reshape(B, kv_heads, N // kv_heads, *rest).sum(2)
 
 
+def _visited(tiles: Tiles, mask: AttentionMask, T: int, S: int) -> int:
+    """Returns the pairs of a query and a key that tiles visit in a row, in the mean of the layers."""
+    if not tiles.in_order:
+        return T * S
+    whole = T * min(T + tiles.block, 2 * S) // 2
+    width = next((width for width in mask.widths if width is not None), None)
+    if width is None:
+        return whole
+    return round(mask.narrow * min(whole, T * (width + tiles.block)) + (1 - mask.narrow) * whole)
+
+
 @contextlib.contextmanager
 def counted(tiles: Tiles, T: int, S: int, phase: str) -> Iterator[None]:
     """A context for the call of a kernel, which says for `distributed.costs` how many pairs its tiles visit."""
-    visited = T * min(T + tiles.block, 2 * S) // 2 if tiles.in_order else T * S
-    with jax.named_scope(f'pairs_{visited}'), jax.named_scope(f'attention_{phase}_tiles'):
+    with jax.named_scope(f'pairs_{tiles.pairs or T * S}'), jax.named_scope(f'attention_{phase}_tiles'):
         yield
 
 

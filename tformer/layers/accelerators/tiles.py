@@ -20,6 +20,7 @@ class Tiles(NamedTuple):
     prefix: bool = False  # whether some keys are seen by earlier queries, too
     in_order: bool = False  # no query sees a key whose place is after its own, or a window before
     interpret: bool = False
+    pairs: int | None = None  # of a query and a key that are visited in a row, for `distributed.costs`; None: all
 
 
 def scored(
