@@ -43,7 +43,8 @@ def test_of_a_window_its_pairs_count():
     """Of a decoder 4 keys of each query, of an encoder 3 to both sides and its own."""
 
     def pairs(**fields):
-        model = Model(emb_dim=8, num_heads=2, num_encoder_layers=2, num_decoder_layers=4, **fields)
+        layers = {'num_encoder_layers': 2} if 'family' in fields else {'num_decoder_layers': 4}
+        model = Model(emb_dim=8, num_heads=2, **layers, **fields)
         train = Train(num_steps=1, objective='masked_lm' if model.family == 'encoder' else 'causal_lm')
         cfg = checks.resolve(Config(model, Data(length=16), train=train), vocab_size=50)
         return flops._attention(cfg.model, 16, 16) / (12 * 8)
