@@ -5,16 +5,19 @@ import os
 import re
 import subprocess
 import sys
+import types
 
 import jax
 import pytest
 
+import toy_hlo
 from lives import HANG
 from places import ROOT
 from tformer import config, errors
 from tformer.commands import inspect as inspection
 from tformer.commands.planning import dry_run, dry_run_report, out_of_memory
-from tformer.distributed import costs, devices
+from tformer.config import Config, Data, Model
+from tformer.distributed import costs, devices, hlo
 from tformer.distributed.devices import Target
 from tformer.model import build
 from tformer.training import dummy_batch, flops
@@ -342,3 +345,27 @@ def test_a_vocabulary_that_the_mesh_does_not_divide_gathers_gradients_and_no_log
     logits = 4 * (32 / 2) * T * V / 2
     sent = sum(row.bytes for row in run.collectives if 'tensor' in row.axes and row.kind != 'all-reduce')
     assert sent == (halves if tied else halves + 1) * half < logits
+
+
+CUDNN = ('a', '__cudnn$fmhaSoftmax', '')
+TRITON = ('b', '__gpu$xla.gpu.triton', 'mix/pairs_50/attention_fwd_tiles/pallas_call')
+
+
+@pytest.mark.parametrize(
+    ('name', 'calls', 'line'),
+    [
+        ('train step', [CUDNN], 'attention by cudnn'),
+        ('train step', [TRITON], 'attention by triton (cudnn does not serve packed rows)'),
+        ('prefill', [TRITON], 'attention by triton (cudnn does not serve this mask)'),
+        ('train step', [CUDNN, TRITON], 'attention by cudnn; by triton what it does not serve'),
+        ('decode step', [], 'attention to the cache by reference'),
+    ],
+)
+def test_attentions_kernel_is_that_which_the_program_calls(name, calls, line):
+    run = types.SimpleNamespace(
+        name=name,
+        config=Config(Model(dtype='bfloat16'), Data(batching='pack')),
+        target=types.SimpleNamespace(jax_platform='gpu'),
+        program=hlo.parse(toy_hlo.calling(*calls)),
+    )
+    assert dry_run_report._attention(run) == line

@@ -192,6 +192,23 @@ def test_a_kernel_multiplies_the_pairs_that_it_visits_by_keys_and_values_of_thei
     assert costs.flops(hlo.parse(toy_hlo.main(*lines))) == 2 * 50 * (2 * 4) * products
 
 
+TILES = 'jit(step)/mix/pairs_50/attention_fwd_tiles/pallas_call'
+
+
+@pytest.mark.parametrize(
+    ('calls', 'kernels'),
+    [
+        ([('a.1', '__cudnn$fmhaSoftmax', ''), ('b', '__cublas$gemm', '')], {'cudnn'}),
+        ([('a', '__gpu$xla.gpu.triton', TILES), ('b', '__gpu$xla.gpu.triton', 'norm')], {'triton'}),
+        ([('attention_fwd.3', 'tpu_custom_call', TILES)], {'mosaic'}),
+        ([('splash_mha_fwd.3', 'tpu_custom_call', ''), ('x', 'tpu_custom_call', TILES)], {'flash', 'mosaic'}),
+        ([], set()),
+    ],
+)
+def test_the_kernels_of_attention_are_told_apart(calls, kernels):
+    assert costs.attention_kernels(hlo.parse(toy_hlo.calling(*calls))) == kernels
+
+
 def test_a_counter_that_counts_in_steps():
     by_two = (
         '%body (p: (s32[], f32[4,8])) -> (s32[], f32[4,8]) {\n  %p = (s32[], f32[4,8]{1,0}) parameter(0)\n'

@@ -170,3 +170,17 @@ def kernels(program: Program) -> dict[str, int]:
             own = ' ' + i.name.rstrip('.0123456789') if target[1] == 'tpu_custom_call' else ''
             found[target[1] + own] += times
     return dict(found)
+
+
+def attention_kernels(program: Program) -> set[str]:
+    """Returns which kernels of attention a program calls, keys of `layers.kernel_choice.KERNELS`."""
+    found = set()
+    for i, _, _ in hlo.executions(program, lambda i, c: float(i.opcode == 'custom-call')):
+        tiles = re.search(r'op_name="[^"]*\battention_(fwd|dq|dkv)_tiles', i.attributes)
+        if tiles:
+            found.add('mosaic' if 'custom_call_target="tpu_custom_call"' in i.attributes else 'triton')
+        elif i.name.startswith('splash'):
+            found.add('flash')
+        elif 'custom_call_target="__cudnn$fmha' in i.attributes:
+            found.add('cudnn')
+    return found

@@ -79,14 +79,23 @@ def _collectives(found: list[collectives.Collective]) -> list[str]:
 
 
 def _kernels(run: DryRun) -> list[str]:
-    found, model = costs.kernels(run.program), run.config.model
-    packed = run.name == TRAIN_STEP and BATCHING[run.config.data.batching].packs  # texts are decoded one a row
-    drops = run.name == TRAIN_STEP
-    attention = kernel_choice.described(model, run.target.jax_platform, packed=packed, drops=drops)
-    if run.name == DECODE_STEP:
-        attention = 'attention to the cache by reference'
+    found = costs.kernels(run.program)
     listed = ['kernels', *(f'  {name:<50} {count:>9,}' for name, count in found.items())] if found else []
-    return listed if model.recurrence else [attention, *listed]
+    return listed if run.config.model.recurrence else [_attention(run), *listed]
+
+
+def _attention(run: DryRun) -> str:
+    """Returns in words which kernels of attention the program calls: some hand over what they do not serve."""
+    model, platform, drops = run.config.model, run.target.jax_platform, run.name == TRAIN_STEP
+    picked, called = kernel_choice.pick(model, platform, drops), costs.attention_kernels(run.program)
+    if run.name == DECODE_STEP and not called:
+        return 'attention to the cache by reference'
+    others = ' and '.join(sorted(called - {picked}))
+    if called and picked not in called:
+        packed = drops and BATCHING[run.config.data.batching].packs  # texts are decoded one a row
+        return f'attention by {others} ({picked} does not serve {"packed rows" if packed else "this mask"})'
+    named = kernel_choice.described(model, platform, packed=False, drops=drops)
+    return f'{named}; by {others} what it does not serve' if others else named
 
 
 def _operations(run: DryRun) -> list[str]:
