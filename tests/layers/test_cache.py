@@ -177,9 +177,8 @@ def test_a_few_tokens_that_see_more_are_a_step() -> None:
     mask = masks.AttentionMask(jnp.zeros((2, 5)), jnp.zeros((2, 5)), causal=True)
     longer = jnp.zeros((2, 1, 64, 4))
     assert not kernels.is_step(q_BNTH, k_BKSH, mask) and kernels.is_step(q_BNTH, longer, mask)
-    assert not kernels.is_step(jnp.zeros((2, 1, 17, 4)), longer, mask) and kernels.is_step(
-        longer[:, :, :1], longer, mask
-    )
+    assert not kernels.is_step(q_BNTH, longer, mask.replace(order='front'))  # a prompt
+    assert kernels.is_step(longer[:, :, :1], longer, mask) and not kernels.is_step(longer[:, :, :17], longer, mask)
 
 
 def test_devices_share_rows_heads_and_slots(cache) -> None:

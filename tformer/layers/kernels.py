@@ -311,7 +311,8 @@ def xla(
 def is_step(q_BNTH: jax.Array, k_BKSH: jax.Array, mask: AttentionMask) -> bool:
     """Returns whether the queries are a step of decoding: a few tokens of a row, or one of each of its hypotheses."""
     T, S = q_BNTH.shape[2], k_BKSH.shape[2]
-    return T == 1 or (T <= STEP and T < S) or mask.visible_BTS is not None
+    drafted = T <= STEP and T < S and mask.order is None  # a short prompt is in order
+    return T == 1 or drafted or mask.visible_BTS is not None
 
 
 def plain(
