@@ -420,3 +420,9 @@ def test_numbers_of_meshes_and_processes_are_positive(given):
     flags(['tformer', '--device=h100:8', '--config=configs/gpt2.py', given])
     with pytest.raises(errors.UserError, match=f'^{given} must be at least 1$'):
         plan.run([], {}, flags)
+
+
+def test_the_line_is_of_the_meshes_that_came_nearest():
+    """Most meshes of three slices do not split data over them; those that do need another number of rows."""
+    with pytest.raises(errors.UserError, match=r'^train\.batch_size=8 is not a multiple .* nearest that is: 12$'):
+        mesh_candidates.meshes(model(rows=8), Target.parse('v5e:2x2:3'), set())

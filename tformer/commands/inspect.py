@@ -82,7 +82,7 @@ def _target(flags: commands.Flags, config: Config, asks_for_mesh: bool) -> Targe
     """Returns the devices to compile for, of which JAX is told; None where nothing is compiled."""
     if flags.data and (flags.device or flags.decode or flags.json):
         raise UserError('inspect takes --data or --device, not both')
-    target = Target.parse(flags.device) if flags.device else None
+    target = None if flags.device is None else Target.parse(flags.device)
     if target is None and asks_for_mesh and not flags.data and dry_run.num_devices(config.mesh) > 1:
         target = Target('cpu', (dry_run.num_devices(config.mesh),))
     if target is None and (flags.decode or flags.json):

@@ -13,7 +13,7 @@ import os
 import pathlib
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -105,6 +105,17 @@ def times(
 
 
 # ------------------------------------------------------------------------------------------------ devices by name
+def _example(device: Device, kind: str, sizes: Sequence[int]) -> str:
+    """Returns a layout that there is, near to sizes if they are given."""
+    if not device.axes:
+        return f'{kind}:8'
+    if len(sizes) == 1:
+        sizes = [*[2] * (device.axes - 1), -(-sizes[0] // 2 ** (device.axes - 1))]
+    filled = [*sizes, *[1] * device.axes][: device.axes] if sizes else [4] * device.axes
+    even = [max(size + size % 2, 2) for size in filled[:2]]  # hosts have 2 x 2
+    return f'{kind}:{"x".join(map(str, [*even, *(max(size, 1) for size in filled[2:])]))}'
+
+
 @dataclasses.dataclass(frozen=True)
 class Target:
     """Devices to compile for, and whether they are here does not matter."""
@@ -123,22 +134,23 @@ class Target:
         kind, _, layout = text.partition(':')
         device = choose(DEVICES, kind, '--device')
         axes = device.axes or 1
-        example = f'{kind}:{"x".join("4" * axes) if device.axes else 8}'
         found = re.fullmatch(r'(\d+(?:x\d+)*)(?::(\d+))?', layout)
         sizes = tuple(int(size) for size in found[1].split('x')) if found else ()
         slices = int(found[2] or 1) if found else 1
+        example = _example(device, kind, sizes)
         if not found or len(sizes) != axes or 0 in (*sizes, slices) or (found[2] and not device.axes):
             raise UserError(f'--device={text!r} is not a layout of {device.name}; write e.g. {example}')
         if device.axes and set(sizes) != {1} and (sizes[0] % 2 or sizes[1] % 2):
             raise UserError(f'--device={text!r}: {device.name} are on hosts of 2 x 2; write e.g. {example}')
         if device.platform == 'cuda' and sizes[0] > device.near and sizes[0] % device.near:
             raise UserError(
-                f'--device={text!r}: more than {device.near} {device.name} are whole nodes of {device.near}'
+                f'--device={text!r}: more than {device.near} {device.name} are whole nodes of {device.near}; '
+                f'write e.g. {kind}:{-(-sizes[0] // device.near) * device.near}'
             )
         if device.axes and math.prod(sizes) > device.near:
             raise UserError(
                 f'--device={text!r}: a slice has at most {device.near:,} {device.name}; for more slices write e.g. '
-                f'{example}:2'
+                f'{_example(device, kind, ())}:2'
             )
         return cls(kind, sizes, slices)
 

@@ -18,6 +18,14 @@ AXES = config_lib.AXES
 ROWS = ('data', 'fsdp', 'expert', 'pipeline')  # the axes that split the rows of a batch; in a pipeline its own does not
 
 
+def _nearest(known: int, count: int) -> str:
+    """Returns in words which product of sizes would divide the devices; '' where this one does."""
+    if count % known == 0:
+        return ''
+    nearest = min((size for size in range(1, count + 1) if count % size == 0), key=lambda size: abs(size - known))
+    return f': {known} does not divide {count}; nearest that does: {nearest}'
+
+
 def make_mesh(config: config_lib.Mesh, devices: Sequence[jax.Device] | None = None) -> Mesh:
     """Returns the mesh of `config` over `devices` (None: all, or `apart` those of this process); without a -1 it may
     use only the first ones.
@@ -30,7 +38,9 @@ def make_mesh(config: config_lib.Mesh, devices: Sequence[jax.Device] | None = No
     known = int(np.prod([size for size in sizes if size != -1]))
     asked = ', '.join(f'mesh.{axis}={size}' for axis, size in zip(AXES, sizes, strict=True) if size != 1)
     if known > len(devices) or (-1 in sizes and len(devices) % known):
-        raise errors.UserError(f'{asked} do not fit the {len(devices)} devices there are')
+        raise errors.UserError(
+            f'{asked} do not fit the {len(devices)} devices there are{_nearest(known, len(devices))}'
+        )
     sizes = [len(devices) // known if size == -1 else size for size in sizes]
     try:
         laid_out = arrange(sizes, devices[: int(np.prod(sizes))], AXES.index(config.dcn_axis))

@@ -4,6 +4,7 @@ import collections
 import itertools
 import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from tformer import checks
 from tformer import config as config_lib
@@ -16,25 +17,34 @@ MOST_EXPERT = 32
 LONG = 8192  # tokens of a row from which it may be split
 
 
+class Refusal(NamedTuple):
+    """Why a config cannot have a mesh."""
+
+    stage: int  # of the checks: the mesh has passed those before
+    line: str
+
+
 def meshes(config: Config, target: Target, fixed: set[str]) -> list[dict[str, int]]:
     """Returns the sizes of meshes over all devices that the config allows; axes in `fixed` keep their sizes.
 
     Raises:
-      UserError: there is none; the line says what is wrong with the config, or else with most meshes.
+      UserError: there is none; the line says what is wrong with the config, or else with most of the meshes that came
+        nearest.
     """
-    refusals: list[str] = []
+    refusals: list[Refusal] = []
     for wide in (False, True):
         found = list(candidates(config, target, fixed, wide=wide, refusals=refusals))
         if found:
             return found
     checks.check(config)
-    why = collections.Counter(refusals).most_common(1)
+    last = max((each.stage for each in refusals), default=0)
+    why = collections.Counter(each.line for each in refusals if each.stage == last).most_common(1)
     given = ', '.join(f'mesh.{axis}={getattr(config.mesh, axis)}' for axis in AXES if axis in fixed)
     raise UserError(why[0][0] if why else f'{given} do not fit the {target.count:,} devices of {target}')
 
 
 def candidates(
-    config: Config, target: Target, fixed: set[str], *, wide: bool = False, refusals: list[str] | None = None
+    config: Config, target: Target, fixed: set[str], *, wide: bool = False, refusals: list[Refusal] | None = None
 ) -> Iterator[dict[str, int]]:
     """Yields `meshes`, and tells `refusals` why others are none. With `wide`, `tensor` may also be larger than is
     sensible, or not divide the heads, and short rows may be split, too."""
@@ -65,22 +75,24 @@ def candidates(
                 refusals.append(refusal)
 
 
-def _refusal(config: Config, target: Target, mesh: dict[str, int]) -> str | None:
+def _refusal(config: Config, target: Target, mesh: dict[str, int]) -> Refusal | None:
     """Returns why a config cannot have a mesh; None if it can."""
     try:
         checks.check(config_lib.override(config, {f'mesh.{axis}': size for axis, size in mesh.items()}))
     except UserError as error:
-        return str(error)
+        return Refusal(0, str(error))
     across = config.mesh.dcn_axis
     if mesh[across] % target.slices:
-        return f'no mesh of {target} has a mesh.{across} that its {target.slices} slices divide (mesh.dcn_axis)'
+        line = f'no mesh of {target} has a mesh.{across} that its {target.slices} slices divide (mesh.dcn_axis)'
+        return Refusal(1, line)
     ways = mesh['data'] * mesh['fsdp'] * mesh['expert'] * mesh['pipeline'] * config.train.microbatches
     if config.data.batch_tokens is None and config.train.batch_size % ways:
-        return (
+        line = (
             f'train.batch_size={config.train.batch_size} is not a multiple of the rows that a mesh of {target.count:,} '
             f'devices and train.microbatches={config.train.microbatches} divide; nearest that is: '
             f'{max(round(config.train.batch_size / ways), 1) * ways}'
         )
+        return Refusal(2, line)
     return None
 
 
