@@ -21,6 +21,7 @@ from tformer.config.tasks import HEADS, TASKS
 from tformer.data import locks, store_copies, stores
 from tformer.data.batches.mixture import Concatenation
 from tformer.data.tokenizers.tokenizers import Tokenizers, cached_tokenizers, train_tokenizers, with_chat
+from tformer.distributed import processes
 from tformer.errors import UserError, choose, nearest
 from tformer.hf import directory as hub_directory
 from tformer.layers.resolved import with_resolved_model
@@ -232,7 +233,8 @@ def _with_lent_classes(config: Config, made: Tokenizers, workdir: pathlib.Path |
         return dataclasses.replace(made, labels=theirs)
     ours = ', '.join(made.labels)
     if all(re.fullmatch(r'LABEL_\d+', name) for name in theirs):
-        print(f'{source}: its classes have no names, and are taken for {ours}', file=sys.stderr, flush=True)
+        if processes.first():
+            print(f'{source}: its classes have no names, and are taken for {ours}', file=sys.stderr, flush=True)
         return made
     raise UserError(
         f'{source}: the classes of its head are {", ".join(theirs)}, and here they are {ours}: '
