@@ -358,6 +358,7 @@ TRITON = ('b', '__gpu$xla.gpu.triton', 'mix/pairs_50/attention_fwd_tiles/pallas_
         ('train step', [TRITON], 'attention by triton (cudnn does not serve packed rows)'),
         ('prefill', [TRITON], 'attention by triton (cudnn does not serve this mask)'),
         ('train step', [CUDNN, TRITON], 'attention by cudnn; by triton what it does not serve'),
+        ('train step', [], 'attention by XLA: cudnn serves none of it'),
         ('decode step', [], 'attention to the cache by reference'),
     ],
 )

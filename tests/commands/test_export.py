@@ -422,9 +422,14 @@ def test_an_export_of_adapters_knows_what_is_not_the_bases(imported: pathlib.Pat
     assert export_lib._others(base, flat | more) == {'decoder/stack/layers/mlp/out/kernel'}
     narrow = {path: value.astype(ml_dtypes.bfloat16) for path, value in flat.items()}
     assert export_lib._others(base, narrow) == {'decoder/stack/layers/mlp/out/kernel'}  # as its dtype rounds
+    mean = {path: (value + value + value) / np.float32(3) for path, value in flat.items()}  # of three checkpoints
+    assert export_lib._others(base, mean) == {'decoder/stack/layers/mlp/out/kernel'}
     capsys.readouterr()
     assert export_lib._others(str(tmp_path / 'gone'), flat) == set()
     assert 'gone is not here: it is not known whether' in capsys.readouterr().err
+    (tmp_path / 'config.json').write_bytes((imported.parent / 'hub' / 'config.json').read_bytes())
+    assert export_lib._others(str(tmp_path), flat) == set()
+    assert 'has no tensors; valid: model.safetensors' in capsys.readouterr().err
 
 
 def test_adapters_of_adapters_are_for_the_same_base(imported: pathlib.Path, tmp_path: pathlib.Path) -> None:
@@ -434,6 +439,9 @@ def test_adapters_of_adapters_are_for_the_same_base(imported: pathlib.Path, tmp_
     begun = config.override(config.Config(), {'train.init_from': str(tmp_path)})
     run = types.SimpleNamespace(workdir=tmp_path / 'run', config=begun)
     assert export_lib._begun_from(run) == {'path': str(base), 'model_type': 'llama'}  # type: ignore[arg-type]
+    (tmp_path / adapters.CONFIG).write_text(json.dumps({**fields, 'base_model_name_or_path': 'org/gone'}))
+    (tmp_path / 'config.json').write_text('{"model_type": "gpt2"}')  # which needs no base
+    assert export_lib._begun_from(run) == {'path': 'org/gone', 'model_type': 'gpt2'}  # type: ignore[arg-type]
 
 
 def test_adapters_beside_a_head_of_numbers_are_of_one_class(tmp_path: pathlib.Path) -> None:

@@ -86,6 +86,8 @@ WRONG = {
     'v5e:2x4x2': 'write e.g. v5e:2x4$',
     'v5p:4x4': 'write e.g. v5p:4x4x1',
     'v5p:0x4x4': 'write e.g. v5p:2x4x4',
+    'v5e:3x86': 'write e.g. v5e:4x4$',
+    'v5e:600': 'write e.g. v5e:4x4$',
     'v5e:3x5': 'hosts of 2 x 2; write e.g. v5e:4x6',
     'v5e:1x4': 'hosts of 2 x 2',
     'v5p:1x2x2': 'hosts of 2 x 2',

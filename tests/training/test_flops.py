@@ -53,6 +53,7 @@ def test_of_a_window_its_pairs_count():
     assert pairs() == 4 * 16 * 16 and pairs(**local) == 2 * 16 * 16 + 2 * 16 * 4
     assert pairs(window=4, attention_pattern=('local',)) == 4 * 16 * 4
     assert pairs(window=99, attention_pattern=('local',)) == 4 * 16 * 16
+    assert pairs(window=4, attention_pattern=('local', 'local', 'global')) == 16 * 16 + 3 * 16 * 4  # the last is local
     assert pairs(family='encoder', **local) == 16 * 16 + 16 * 7
 
 

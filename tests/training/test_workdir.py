@@ -89,6 +89,8 @@ def test_the_classes_of_a_lent_head_keep_their_order(lent, capsys):
     with pytest.raises(UserError, match=r'there: the classes of its head are pos, neg, mid, and here they are a, b, c'):
         classes_of(['a', 'b', 'c'])
     assert classes_of(['a', 'b', 'c'], **{'train.init_except': ('class_head',)}) == ('a', 'b', 'c')
+    for other in ('pooler', 'class_head.classes.bias'):  # what is not the rows of the head, or not all of them
+        assert classes_of(['mid', 'neg', 'pos'], **{'train.init_except': (other,)}) == ('pos', 'neg', 'mid')
     stated = ('mid', 'neg', 'pos')
     with pytest.raises(UserError, match=r'begins the head anew; or state data\.labels in that order'):
         classes_of(stated, **{'data.labels': stated})

@@ -142,9 +142,15 @@ def _begun_from(run: Run) -> dict[str, Any]:
     for home in (run.workdir, *([pathlib.Path(lender)] if lender else [])):
         if (home / HUB).is_file():
             return json_files.read(home / HUB)
+        if (home / adapters.CONFIG).is_file():
+            base = str(adapters.read_config(home).get('base_model_name_or_path'))
+            family = json_files.read_if_there(home / 'config.json').get('model_type') or open_hub(str(home)).family
+            return {
+                'path': str(pathlib.Path(base).absolute()) if pathlib.Path(base).is_dir() else base,
+                'model_type': family,
+            }
         if is_hub(home):
-            hub = open_hub(str(home))
-            return {'path': str(hub.path.absolute()), 'model_type': hub.family}
+            return {'path': str(home.absolute()), **json_files.read(home / 'config.json')}
     return {}
 
 
@@ -155,15 +161,17 @@ def _origin(run: Run) -> str | None:
 
 def _others(base: str | None, params: Mapping[str, np.ndarray]) -> set[str]:
     """Returns the paths of parameters, but for adapters and heads of tasks, that are not those of the hub's model."""
-    if base is None:
+    place = pathlib.Path(base or '')
+    if base is None or ((place / 'config.json').is_file() and not is_hub(place)):  # the workdir that the run began from
         return set()
-    if not (pathlib.Path(base) / 'config.json').is_file():
-        print(f'{base} is not here: it is not known whether all but the adapters is as there', file=sys.stderr)
+    try:
+        if not place.is_dir():
+            raise UserError(f'{base} is not here')
+        hub = open_hub(base)
+        theirs = hub.parameters(hub.run_config().model)
+    except UserError as error:
+        print(f'{error}: it is not known whether all but the adapters is as there', file=sys.stderr)
         return set()
-    if not is_hub(pathlib.Path(base)):
-        return set()  # the workdir that the run began from
-    hub = open_hub(base)
-    theirs = hub.parameters(hub.run_config().model)
     kept = {path for path in params if '/lora_' not in path and path.split('/')[0] not in head_parameters()}
     return {path for path in kept if path not in theirs or not theirs[path].is_in(params[path])}
 

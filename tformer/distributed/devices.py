@@ -113,6 +113,8 @@ def _example(device: Device, kind: str, sizes: Sequence[int]) -> str:
         sizes = [*[2] * (device.axes - 1), -(-sizes[0] // 2 ** (device.axes - 1))]
     filled = [*sizes, *[1] * device.axes][: device.axes] if sizes else [4] * device.axes
     even = [max(size + size % 2, 2) for size in filled[:2]]  # hosts have 2 x 2
+    if math.prod([*even, *filled[2:]]) > device.near:
+        return _example(device, kind, ())
     return f'{kind}:{"x".join(map(str, [*even, *(max(size, 1) for size in filled[2:])]))}'
 
 

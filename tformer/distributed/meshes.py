@@ -20,7 +20,7 @@ ROWS = ('data', 'fsdp', 'expert', 'pipeline')  # the axes that split the rows of
 
 def _nearest(known: int, count: int) -> str:
     """Returns in words which product of sizes would divide the devices; '' where this one does."""
-    if count % known == 0:
+    if count % known == 0 or known > count:
         return ''
     nearest = min((size for size in range(1, count + 1) if count % size == 0), key=lambda size: abs(size - known))
     return f': {known} does not divide {count}; nearest that does: {nearest}'

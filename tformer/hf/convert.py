@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from tformer.config import Model
@@ -54,11 +55,12 @@ class Stacked:
         return self.grid + self.rest
 
     def is_in(self, array: np.ndarray) -> bool:
-        """Returns whether an array holds these numbers, as its dtype rounds them."""
+        """Returns whether an array holds these numbers, as its dtype rounds them, or a mean of several such arrays."""
         if array.shape != self.shape:
             return False
-        places = ((at, number) for number, at in enumerate(np.ndindex(*self.grid)) if self.names[number])
-        return all(np.array_equal(array[at], self.read(number).astype(array.dtype)) for at, number in places)
+        near = 4 * float(ml_dtypes.finfo(array.dtype).eps)
+        places = ((array[at], self.read(n)) for n, at in enumerate(np.ndindex(*self.grid)) if self.names[n])
+        return all(np.allclose(x.astype(np.float32), y.astype(np.float32), rtol=near, atol=0) for x, y in places)
 
     def read(self, number: int) -> np.ndarray:
         """Returns one tensor in our layout. Raises a `UserError` if the model needs another shape or type."""

@@ -1,6 +1,7 @@
 """Multi-head attention: projections around a kernel, for self, causal and cross attention alike."""
 
 import functools
+import itertools
 from collections.abc import Callable
 
 import flax.struct
@@ -33,9 +34,10 @@ def widths(cfg: Model) -> tuple[int | None, ...]:
     return tuple(dict.fromkeys(kinds))
 
 
-def narrow(cfg: Model) -> float:
-    """Returns the share of a model's layers that have the window."""
-    return sum(map(ATTENTION_PATTERNS.__getitem__, cfg.attention_pattern)) / len(cfg.attention_pattern)
+def narrow(cfg: Model, layers: int) -> float:
+    """Returns the share of a stack's layers that have the window."""
+    kinds = itertools.islice(itertools.cycle(cfg.attention_pattern), layers)
+    return sum(map(ATTENTION_PATTERNS.__getitem__, kinds)) / max(layers, 1)
 
 
 def has_window(cfg: Model) -> bool:
@@ -160,7 +162,8 @@ class Attention(nn.Module):
         q_BNTH = constrain(q_BNTH, 'batch', 'act_heads', 'length', 'act_head_dim')
         mask, bias_BNTS, bias_1NX = context.mask, context.bias_BNTS, context.bias_1NX
         if window is not None:
-            mask = mask.replace(window=window, widths=widths(cfg), narrow=narrow(cfg))
+            layers = cfg.num_decoder_layers if mask.causal else cfg.num_encoder_layers
+            mask = mask.replace(window=window, widths=widths(cfg), narrow=narrow(cfg, layers))
         if self.bias is not None:
             bias_BNTS, bias_1NX = score_bias(self.bias, self, cfg, context.mask, cross=self.cross)
         training = self.has_rng('dropout') and dropout_rate is not None

@@ -79,9 +79,9 @@ def _attention(model: Model, length: int, source: int) -> float:
         return 6.0 * model.emb_dim * products * length * source
     own = {'encoder': 0.0, 'decoder': 0.0}  # pairs of self-attention
     if model.family != 'decoder':
-        own['encoder'] = model.num_encoder_layers * source * _seen(model, source, 2 * (model.window or 0) - 1)
+        own['encoder'] = source * _seen(model, model.num_encoder_layers, source, 2 * (model.window or 0) - 1)
     if model.family != 'encoder':
-        own['decoder'] = model.num_decoder_layers * length * _seen(model, length, model.window or 0)
+        own['decoder'] = length * _seen(model, model.num_decoder_layers, length, model.window or 0)
     cross = model.num_decoder_layers * length * source if model.family == 'encoder_decoder' else 0
     total = 6.0 * model.num_heads * (model.head_dim + model.value_dim) * (sum(own.values()) + cross)
     if model.kv_latent_dim is not None and model.rotary_dim:  # of self-attention alone
@@ -89,10 +89,10 @@ def _attention(model: Model, length: int, source: int) -> float:
     return total
 
 
-def _seen(model: Model, length: int, window: int) -> float:
-    """Returns how many keys of a row count for a query, in the mean of a stack's layers."""
-    share = narrow(model)
-    return (share * min(window, length) if share else 0.0) + (1 - share) * length
+def _seen(model: Model, layers: int, length: int, window: int) -> float:
+    """Returns how many keys of a row count for a query, in all layers of a stack."""
+    local = round(layers * narrow(model, layers))
+    return float(local * min(window, length) + (layers - local) * length)
 
 
 # ------------------------------------------------------------------------------------------- by the length of a row

@@ -221,13 +221,16 @@ def _with_lent_classes(config: Config, made: Tokenizers, workdir: pathlib.Path |
       UserError: the head has as many classes, and others, or data.labels has them in another order.
     """
     source, task = lender(config, workdir), TASKS[config.train.objective]
-    names = [(name, 'classes', 'kernel') for name in (*HEADS[task.head].per_row, *HEADS[task.head].per_token)]
-    excepted = any(within(name, entry) for name in names for entry in config.train.init_except)
-    if source is None or not task.classes_from_data or excepted:
+    if source is None or not task.classes_from_data:
         return made
+    head = (*HEADS[task.head].per_row, *HEADS[task.head].per_token)[-1]
+    rows = [(head, 'classes', 'kernel'), (head, 'classes', 'bias')]
     theirs = lent_tokenizers(source).labels
-    lent = TASKS[lent_config(source).train.objective].head == task.head and len(theirs) == len(made.labels)
-    if not lent or theirs == made.labels:
+    if theirs == made.labels or len(theirs) != len(made.labels):
+        return made
+    if TASKS[lent_config(source).train.objective].head != task.head:
+        return made
+    if all(any(within(names, entry) for entry in config.train.init_except) for names in rows):
         return made
     if {*theirs} == {*made.labels} and (task.classes == 'tags' or not config.data.labels):
         return dataclasses.replace(made, labels=theirs)
@@ -236,10 +239,11 @@ def _with_lent_classes(config: Config, made: Tokenizers, workdir: pathlib.Path |
         if processes.first():
             print(f'{source}: its classes have no names, and are taken for {ours}', file=sys.stderr, flush=True)
         return made
+    where = '' if config.train.init_from else f' in another workdir with train.init_from={source}'
+    order = '; or state data.labels in that order' if {*theirs} == {*made.labels} else ''
     raise UserError(
         f'{source}: the classes of its head are {", ".join(theirs)}, and here they are {ours}: '
-        f'train.init_except={names[-1][0]} begins the head anew'
-        + ('' if {*theirs} != {*made.labels} else '; or state data.labels in that order')
+        f'train.init_except={head} begins the head anew{where}{order}'
     )
 
 

@@ -94,6 +94,8 @@ def _attention(run: DryRun) -> str:
     if called and picked not in called:
         packed = drops and BATCHING[run.config.data.batching].packs  # texts are decoded one a row
         return f'attention by {others} ({picked} does not serve {"packed rows" if packed else "this mask"})'
+    if not called and picked in ('cudnn', 'triton', 'flash', 'mosaic'):
+        return f'attention by XLA: {picked} serves none of it'
     named = kernel_choice.described(model, platform, packed=False, drops=drops)
     return f'{named}; by {others} what it does not serve' if others else named
 
