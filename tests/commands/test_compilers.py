@@ -118,7 +118,7 @@ def test_between_slices_go_the_sums_of_what_a_slice_holds_and_nothing_else(slice
 def made(*layouts):
     """Returns how many devices each layout has by the compiler of TPUs, or the line that refuses it."""
     code = (
-        'import sys\nfrom tformer.distributed import devices\nfrom tformer.commands import dry_run\n'
+        'import sys\nfrom tformer.distributed import devices\nfrom tformer.commands.planning import dry_run\n'
         'from tformer.errors import UserError\ndry_run.pretend(1)\ndevices.prepare("tpu")\n'
         'for layout in sys.argv[1:]:\n    kind, _, sizes = layout.partition(":")\n'
         '    try:\n        print(len(devices.Target(kind, tuple(map(int, sizes.split("x")))).devices()))\n'
