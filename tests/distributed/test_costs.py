@@ -6,7 +6,7 @@ import types
 import pytest
 
 import toy_hlo
-from tformer.distributed import collectives, costs, devices, hlo, traffic
+from tformer.distributed import collectives, costs, devices, estimates, hlo, traffic
 
 MESH = types.SimpleNamespace(shape={'data': 2, 'fsdp': 2, 'tensor': 2})
 
@@ -107,7 +107,7 @@ def test_products_of_integers_have_the_peak_of_integers():
         given = (f'%{name} = {kind}[4,16]{{1,0}} constant({{...}})' for name, kind in (('a', left), ('b', right)))
         (work,) = costs.works(hlo.parse(toy_hlo.main(*given, line.replace('TYPE', 's32' if integers else 'f32'))))
         assert work.integers is integers
-        found = devices.times(devices.DEVICES['h100'], 'bfloat16', [work], (), {})
+        found = estimates.times(devices.DEVICES['h100'], 'bfloat16', [work], (), {})
         assert found.compute == work.flops / (1978e12 if integers else 989e12)
 
 

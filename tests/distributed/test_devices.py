@@ -6,7 +6,7 @@ import math
 import pytest
 
 from tformer import errors
-from tformer.distributed import collectives, costs, devices
+from tformer.distributed import collectives, costs, devices, estimates
 
 MESH_OF_CLUSTER = {'pipeline': 1, 'data': 4, 'fsdp': 64, 'expert': 1, 'context': 1, 'tensor': 8}
 
@@ -41,25 +41,25 @@ def test_times_at_the_peaks():
         collectives.Collective('all-gather', ('fsdp',), 1, 5.0, hidden=3.0),
     ]
     works = [work(flops=300.0, moved=10.0), work(times=3, moved=10.0)]
-    found = devices.times(device, 'bfloat16', works, sent, MESH_OF_CLUSTER)
-    assert found == devices.Times(compute=3.0, memory=4.0, network=8 / 4 + 5 / 1, step=(3.0 + 3 * 1.0) + 2.0 + 2.0)
+    found = estimates.times(device, 'bfloat16', works, sent, MESH_OF_CLUSTER)
+    assert found == estimates.Times(compute=3.0, memory=4.0, network=8 / 4 + 5 / 1, step=(3.0 + 3 * 1.0) + 2.0 + 2.0)
     assert found.least == 7.0
     clocked = device._replace(clock=2.0)
-    assert devices.times(clocked, 'bfloat16', [work(flops=300.0, cycles=20)], (), MESH_OF_CLUSTER).step == 10.0
+    assert estimates.times(clocked, 'bfloat16', [work(flops=300.0, cycles=20)], (), MESH_OF_CLUSTER).step == 10.0
     waiting = [collectives.Collective('all-gather', ('tensor',), 1, 80.0, hidden=80.0)]  # longer than all other work
-    assert devices.times(device, 'bfloat16', works, waiting, MESH_OF_CLUSTER).step == 20.0
+    assert estimates.times(device, 'bfloat16', works, waiting, MESH_OF_CLUSTER).step == 20.0
 
 
 def test_devices_that_a_fast_network_just_joins_are_near():
     device = devices.Device('d', 'tpu', 1.0, {'bfloat16': 1.0}, 1.0, near=4, near_bytes=10.0, far_bytes=1.0)
     mesh = {'data': 2, 'tensor': 4}
     near, far = (collectives.Collective('all-reduce', (axis,), 1, 20.0) for axis in ('tensor', 'data'))
-    assert devices.times(device, 'bfloat16', (), [near], mesh).network == 2
-    assert devices.times(device, 'bfloat16', (), [far], mesh).network == 20
+    assert estimates.times(device, 'bfloat16', (), [near], mesh).network == 2
+    assert estimates.times(device, 'bfloat16', (), [far], mesh).network == 20
     both = dataclasses.replace(near, axes=('data', 'tensor'))
-    assert devices.times(device, 'bfloat16', (), [both], mesh).network == 20  # as slow as the outer one
+    assert estimates.times(device, 'bfloat16', (), [both], mesh).network == 20  # as slow as the outer one
     between = dataclasses.replace(near, far=True)
-    assert devices.times(device, 'bfloat16', (), [between], mesh).network == 20  # slices are far, however small
+    assert estimates.times(device, 'bfloat16', (), [between], mesh).network == 20  # slices are far, however small
 
 
 LAYOUTS = {

@@ -65,9 +65,7 @@ def lent(monkeypatch):
     """A lender of a head whose classes are given."""
 
     def be(objective, labels):
-        theirs = config_lib.override(Config(), {'train.objective': objective})
-        monkeypatch.setattr(workdir, 'lent_config', lambda source: theirs)
-        monkeypatch.setattr(workdir, 'lent_tokenizers', lambda source: Tokenizers(None, None, tuple(labels)))
+        monkeypatch.setattr(workdir, '_lent_classes', lambda source: (objective, tuple(labels)))
 
     return be
 

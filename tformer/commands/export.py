@@ -143,7 +143,7 @@ def _begun_from(run: Run) -> dict[str, Any]:
         if (home / HUB).is_file():
             return json_files.read(home / HUB)
         if (home / adapters.CONFIG).is_file():
-            base = str(adapters.read_config(home).get('base_model_name_or_path'))
+            base = adapters.base_of(home)
             family = json_files.read_if_there(home / 'config.json').get('model_type') or open_hub(str(home)).family
             return {
                 'path': str(pathlib.Path(base).absolute()) if pathlib.Path(base).is_dir() else base,

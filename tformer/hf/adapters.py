@@ -151,8 +151,8 @@ def write(
     shapes = {name: (array.dtype, array.shape) for name, array in tensors.items()}
     safetensors.write(directory / WEIGHTS, shapes, tensors.__getitem__)
     modules = {name.removesuffix('.weight') for rule in table.rules for name in names_of(rule, model)[0]}
-    whole = {rule.hub.rpartition('.')[0] for rule in saved if rule.ours in others}
-    heads_of = {rule.hub.removeprefix(table.prefix).split('.')[0] for rule in saved if rule.ours not in others}
+    top = {rule.hub.removeprefix(table.prefix).split('.')[0] for rule in saved if rule.ours not in others}
+    inner = {rule.hub.rpartition('.')[0] for rule in saved if rule.ours in others}
     return {
         'peft_type': 'LORA',
         'base_model_name_or_path': base,
@@ -160,7 +160,7 @@ def write(
         'lora_alpha': model.lora_alpha * rank / model.lora_rank,
         'lora_dropout': 0.0,
         'target_modules': ends_of(adapted, modules - adapted),
-        'modules_to_save': sorted({*heads_of, *ends_of(whole, modules - whole)}) or None,
+        'modules_to_save': sorted({*top, *ends_of(inner, modules - inner)}) or None,
         'bias': 'none',
         'fan_in_fan_out': family == 'gpt2',
         'inference_mode': True,
@@ -220,6 +220,14 @@ def read_config(directory: pathlib.Path) -> dict[str, Any]:
     if type(found.get('r')) is not int or found['r'] < 1:
         raise UserError(f'{directory / CONFIG}: r={found.get("r")!r} is not a whole number of at least 1')
     return found
+
+
+def base_of(directory: pathlib.Path) -> str:
+    """Returns the directory or the name of the model that adapters are for. Raises a `UserError` as `read_config`."""
+    base = read_config(directory).get('base_model_name_or_path')
+    if not isinstance(base, str):
+        raise UserError(f'{directory / CONFIG} has no base_model_name_or_path')
+    return base
 
 
 def num_classes_of(directory: pathlib.Path, family: str) -> int | None:

@@ -246,9 +246,7 @@ def open_hub(name: str) -> HubDirectory:
     path = _place(name)
     if not os.path.lexists(path / adapters.CONFIG):
         return _of_model(path)
-    base = adapters.read_config(path).get('base_model_name_or_path')
-    if not isinstance(base, str):
-        raise UserError(f'{path / adapters.CONFIG} has no base_model_name_or_path')
+    base = adapters.base_of(path)
     if os.path.lexists((below := _place(base)) / adapters.CONFIG):
         raise UserError(f'{path / adapters.CONFIG}: base_model_name_or_path={base} has adapters itself')
     return dataclasses.replace(_of_model(below), adapter=path)

@@ -34,10 +34,9 @@ def widths(cfg: Model) -> tuple[int | None, ...]:
     return tuple(dict.fromkeys(kinds))
 
 
-def narrow(cfg: Model, layers: int) -> float:
-    """Returns the share of a stack's layers that have the window."""
-    kinds = itertools.islice(itertools.cycle(cfg.attention_pattern), layers)
-    return sum(map(ATTENTION_PATTERNS.__getitem__, kinds)) / max(layers, 1)
+def num_narrow(cfg: Model, layers: int) -> int:
+    """Returns how many of a stack's layers have the window."""
+    return sum(ATTENTION_PATTERNS[kind] for kind in itertools.islice(itertools.cycle(cfg.attention_pattern), layers))
 
 
 def has_window(cfg: Model) -> bool:
@@ -163,7 +162,7 @@ class Attention(nn.Module):
         mask, bias_BNTS, bias_1NX = context.mask, context.bias_BNTS, context.bias_1NX
         if window is not None:
             layers = cfg.num_decoder_layers if mask.causal else cfg.num_encoder_layers
-            mask = mask.replace(window=window, widths=widths(cfg), narrow=narrow(cfg, layers))
+            mask = mask.replace(window=window, widths=widths(cfg), narrow=num_narrow(cfg, layers) / layers)
         if self.bias is not None:
             bias_BNTS, bias_1NX = score_bias(self.bias, self, cfg, context.mask, cross=self.cross)
         training = self.has_rng('dropout') and dropout_rate is not None

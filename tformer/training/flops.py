@@ -9,7 +9,7 @@ from flax import linen as nn
 
 from tformer.config import Config, Model
 from tformer.config.tasks import HEADS, TASKS, Head
-from tformer.layers.attention import narrow
+from tformer.layers.attention import num_narrow
 from tformer.optim.parameters import VOCABULARY_HEAD, path_names
 from tformer.training.teacher import Teacher
 
@@ -91,7 +91,7 @@ def _attention(model: Model, length: int, source: int) -> float:
 
 def _seen(model: Model, layers: int, length: int, window: int) -> float:
     """Returns how many keys of a row count for a query, in all layers of a stack."""
-    local = round(layers * narrow(model, layers))
+    local = num_narrow(model, layers)
     return float(local * min(window, length) + (layers - local) * length)
 
 

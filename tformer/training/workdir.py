@@ -225,10 +225,8 @@ def _with_lent_classes(config: Config, made: Tokenizers, workdir: pathlib.Path |
         return made
     head = (*HEADS[task.head].per_row, *HEADS[task.head].per_token)[-1]
     rows = [(head, 'classes', 'kernel'), (head, 'classes', 'bias')]
-    theirs = lent_tokenizers(source).labels
-    if theirs == made.labels or len(theirs) != len(made.labels):
-        return made
-    if TASKS[lent_config(source).train.objective].head != task.head:
+    objective, theirs = _lent_classes(source)
+    if theirs == made.labels or len(theirs) != len(made.labels) or TASKS[objective].head != task.head:
         return made
     if all(any(within(names, entry) for entry in config.train.init_except) for names in rows):
         return made
@@ -245,6 +243,15 @@ def _with_lent_classes(config: Config, made: Tokenizers, workdir: pathlib.Path |
         f'{source}: the classes of its head are {", ".join(theirs)}, and here they are {ours}: '
         f'train.init_except={head} begins the head anew{where}{order}'
     )
+
+
+def _lent_classes(source: str) -> tuple[str, tuple[str, ...]]:
+    """Returns the objective of a workdir or a hub directory, and the names of its classes."""
+    path = pathlib.Path(source)
+    if hub_directory.is_hub(path):
+        hub = hub_directory.open_hub(source)
+        return hub.objective, hub.labels
+    return read_config(path).train.objective, load_tokenizers(path).labels
 
 
 def lender(config: Config, workdir: pathlib.Path | None) -> str | None:

@@ -136,7 +136,7 @@ def _run(program: Any, batch: Any, limit: float, steps: int) -> tuple[float, flo
     )
     try:
         step = program.jitted_step.lower(state, placed, program.hyper, *program.taught).compile()
-        peak = dry_run.peak_bytes(step, 'cpu')  # the sum, on every platform: the program is about to run
+        peak = dry_run.total_bytes(step)
         if peak > limit:
             return peak, None
         state = program.init()

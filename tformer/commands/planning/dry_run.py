@@ -24,7 +24,8 @@ from tformer.data.batches.packing import BATCHING
 from tformer.decode import single_step
 from tformer.decode.text import longest_input
 from tformer.distributed import collectives, compilers, costs, devices, hlo, meshes, sharding, traffic
-from tformer.distributed.devices import Target, Times, times
+from tformer.distributed.devices import Target
+from tformer.distributed.estimates import Times, times
 from tformer.errors import UserError
 from tformer.layers import kernel_choice
 from tformer.layers.quantized import Quantized, without_kernels
@@ -40,12 +41,10 @@ MOST_CPUS = 4096  # JAX takes five seconds to start with them, and minutes with 
 QUICKLY: dict[str, str | bool] = {'xla_backend_optimization_level': '0', 'xla_llvm_disable_expensive_passes': True}
 
 
-def peak_bytes(program: jax.stages.Compiled, platform: str) -> float:
-    """Returns what one device needs: arguments, results that do not reuse their buffers, temporaries."""
+def total_bytes(program: jax.stages.Compiled) -> float:
+    """Returns the bytes of one device's arguments, results that do not reuse their buffers, and temporaries."""
     memory: Any = program.memory_analysis()
-    if platform != 'cpu':
-        return float(memory.peak_memory_in_bytes)
-    new = memory.output_size_in_bytes - memory.alias_size_in_bytes  # a CPU's own peak leaves temporaries out
+    new = memory.output_size_in_bytes - memory.alias_size_in_bytes
     return float(memory.argument_size_in_bytes + new + memory.temp_size_in_bytes)
 
 
@@ -81,7 +80,10 @@ class DryRun:
     @property
     def peak(self) -> float:
         """The bytes that one device needs."""
-        return peak_bytes(self.executable, self.target.device.platform)
+        if self.target.device.platform == 'cpu':  # whose own peak leaves temporaries out
+            return total_bytes(self.executable)
+        memory: Any = self.executable.memory_analysis()
+        return float(memory.peak_memory_in_bytes)
 
     @property
     def on_host(self) -> float:

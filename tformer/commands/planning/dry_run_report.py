@@ -9,7 +9,8 @@ from tformer.commands.planning.dry_run import DECODE_STEP, TRAIN_STEP, DryRun, c
 from tformer.config import Config
 from tformer.data.batches.packing import BATCHING
 from tformer.distributed import collectives, costs, hlo, traffic
-from tformer.distributed.devices import Target, times
+from tformer.distributed.devices import Target
+from tformer.distributed.estimates import times
 from tformer.layers import kernel_choice
 
 SHOWN = 5  # arrays and instructions that a report names
@@ -94,7 +95,7 @@ def _attention(run: DryRun) -> str:
     if called and picked not in called:
         packed = drops and BATCHING[run.config.data.batching].packs  # texts are decoded one a row
         return f'attention by {others} ({picked} does not serve {"packed rows" if packed else "this mask"})'
-    if not called and picked in ('cudnn', 'triton', 'flash', 'mosaic'):
+    if not called and kernel_choice.KERNELS[picked].platforms:
         return f'attention by XLA: {picked} serves none of it'
     named = kernel_choice.described(model, platform, packed=False, drops=drops)
     return f'{named}; by {others} what it does not serve' if others else named

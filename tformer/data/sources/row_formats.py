@@ -139,7 +139,7 @@ def _array_record(rows: Rows, names: Names) -> Iterator[tuple[int, Values]]:
                     if objects is None:
                         objects = text.lstrip().startswith('{') and isinstance(json.loads(text), dict)
                     found = _object(text, 'the record') if objects else {'text': text}
-                except (BadRecord, ValueError, RecursionError) as error:
+                except (ValueError, RecursionError) as error:
                     rows.bad(number, error)
                     continue
                 yield number, found

@@ -210,7 +210,7 @@ def summed(x_BNSX: jax.Array, kv_heads: int) -> jax.Array:
 
 
 def _visited(tiles: Tiles, mask: AttentionMask, T: int, S: int) -> int:
-    """Returns the pairs of a query and a key that tiles visit in a row, in the mean of the layers."""
+    """Returns about how many pairs of a query and a key tiles visit in a row, in the mean of the layers."""
     if not tiles.in_order:
         return T * S
     whole = T * min(T + tiles.block, 2 * S) // 2
