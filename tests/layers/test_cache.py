@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -127,6 +128,7 @@ def test_the_first_tokens_of_a_cache_have_no_prefix_for_kernels_to_look_for_unle
         assert set(found) == {bool(prefix)}
 
 
+@pytest.mark.slow
 def test_a_step_sums_the_slots_of_each_device_and_asks_no_kernel_for_all(monkeypatch):
     """Kernels of prompts, of which `cudnn` takes a bias of one query, know nothing of slots that devices share."""
 
@@ -147,6 +149,7 @@ def test_a_step_sums_the_slots_of_each_device_and_asks_no_kernel_for_all(monkeyp
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_drafted_tokens_are_written_and_read_where_the_slots_are():
     """Nothing of a cache whose slots devices share is sent, however many tokens a step reads."""
     names, slots = Mesh(data=2, context=4), 512
@@ -168,6 +171,40 @@ def test_drafted_tokens_are_written_and_read_where_the_slots_are():
         compiled = jax.jit(step).lower(begun).compile()
         found = compiled(begun)
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), found, wanted)
+    sent = [each.bytes for each in collectives.of(hlo.parse(compiled.as_text()), mesh)]
+    assert sum(sent) < begun.own[0].v_BKSU.nbytes / 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(('kv_heads', 'held'), [(8, 8), (4, 8), (1, 1)])
+def test_a_device_holds_the_heads_of_keys_that_its_queries_read_and_no_others(kv_heads, held):
+    """Also where there are fewer than devices that split heads, of which a cache would have to be gathered in each
+    step; one that all queries read is on all devices."""
+    names = Mesh(data=1, tensor=8, rules='fsdp_tp')
+    mesh = meshes.make_mesh(names)
+    sizes = {'vocab_size': 16, 'emb_dim': 16, 'mlp_dim': 8, 'num_heads': 8, 'max_len': 1024}
+    sizes |= {'num_encoder_layers': 1, 'num_decoder_layers': 1, 'num_kv_heads': kv_heads}
+    model = build(Model(family='encoder_decoder', position='rope', attention_kernel='reference', **sizes))
+    tokens = jnp.arange(8).reshape(2, 4) + 1
+    batch = {'inputs': tokens, 'encoder_inputs': tokens}
+    variables = nn.unbox(model.init(jax.random.key(0), batch))
+
+    def step(variables, cache):
+        return model.apply(variables, tokens[:, :1], jnp.zeros((2, 1), jnp.int32) + cache.index, cache, method='extend')
+
+    def start(variables):
+        return model.apply(variables, batch, 1024, method='start')
+
+    wanted = step(variables, step(variables, start(variables))[1])[0]
+    with sharding.placed(mesh, names):
+        spread = spread_over(mesh, sharding.make_rules(names))
+        begun = jax.jit(lambda: spread(start(variables)))()
+        compiled = jax.jit(lambda *given: spread(step(*given))).lower(variables, begun).compile()
+        found = compiled(variables, compiled(variables, begun)[1])[0]
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+    for layer in (*begun.own, *begun.cross):
+        assert layer.heads == held
+        assert layer.v_BKSU.addressable_shards[0].data.shape[1] == 1
     sent = [each.bytes for each in collectives.of(hlo.parse(compiled.as_text()), mesh)]
     assert sum(sent) < begun.own[0].v_BKSU.nbytes / 8
 

@@ -22,6 +22,7 @@ from tformer.layers.masks import known_order
 from tformer.layers.mlp import Mlp
 from tformer.layers.moe import Moe
 from tformer.layers.norms import Norm, make_norm
+from tformer.layers.parallel.each_device import heads_to_split
 from tformer.layers.parallel.pipeline_stages import pipelined
 from tformer.layers.placements import PLACEMENTS, Function, Sublayer
 from tformer.layers.positions import POSITIONS, sinusoidal
@@ -125,7 +126,8 @@ class Block(nn.Module):
 
     def cross_keys_values(self, carry: None, encoded_BSD: jax.Array, angles: Any) -> tuple[None, KeyValues]:
         """Returns this layer's keys and values of the encoder's output, for decoding."""
-        return carry, KeyValues.of(*self.cross_attention.keys_values(encoded_BSD, angles)).apart()
+        found = KeyValues.of(*self.cross_attention.keys_values(encoded_BSD, angles))
+        return carry, found.with_heads(heads_to_split(self.cfg.num_kv_heads, self.cfg.num_heads)).apart()
 
 
 def stream(x_BTD: jax.Array) -> jax.Array:

@@ -40,6 +40,16 @@ class KeyValues(flax.struct.PyTreeNode):
         assert not isinstance(self.k_BKHS, Quantized) and not isinstance(self.v_BKSU, Quantized)
         return KeyValues(quantize(self.k_BKHS, [2]), quantize(self.v_BKSU, [3]))
 
+    @property
+    def heads(self) -> int:
+        """The heads that are held, of which some are repeated where `each_device.heads_to_split` says so."""
+        return int(jax.tree.leaves(self)[0].shape[1])
+
+    def with_heads(self, number: int) -> 'KeyValues':
+        """Returns them with so many heads, each repeated equally often."""
+        times = number // self.heads
+        return self if times == 1 else jax.tree.map(lambda x: jnp.repeat(x, times, axis=1), self)
+
     def along_slots(self, function: Callable[..., jax.Array], *others: 'KeyValues') -> 'KeyValues':
         """Returns what a function makes of each array, those of others, and their axis of slots."""
 
@@ -52,6 +62,7 @@ class KeyValues(flax.struct.PyTreeNode):
     def extend(self, new: 'KeyValues', index: jax.Array, *, first: bool = False) -> 'KeyValues':
         """Returns the keys and values with new ones written at slot `index`, or at that of each row; `first` says that
         there are none yet."""
+        new = new.with_heads(self.heads)
         new = new.quantized() if isinstance(self.k_BKHS, Quantized) else new
 
         def put(x: jax.Array, added: jax.Array, axis: int) -> jax.Array:
@@ -202,7 +213,8 @@ class Cache(flax.struct.PyTreeNode):
 
 def empty_cache(cfg: ResolvedModel, batch: int, slots: int) -> Cache:
     """Returns a cache of `slots` free slots for `batch` rows of a decoder stack."""
-    heads, key_width, value_width = cfg.num_kv_heads, cfg.head_dim, cfg.value_dim
+    heads = each_device.heads_to_split(cfg.num_kv_heads, cfg.num_heads)
+    key_width, value_width = cfg.head_dim, cfg.value_dim
     if cfg.kv_latent_dim is not None:  # a rotary key and a latent, of all heads
         heads, key_width, value_width = 1, cfg.rotary_dim, cfg.kv_latent_dim
 

@@ -120,6 +120,13 @@ def enough_heads(x_BKSX: jax.Array, num_heads: int) -> jax.Array:
     return jnp.repeat(x_BKSX, num_heads // K, axis=1) if K % ways(split('act_heads', num_heads) or ()) else x_BKSX
 
 
+def heads_to_split(num_kv_heads: int, num_heads: int) -> int:
+    """Returns how many heads of keys are cached, so that each device has those that its own query heads use and no
+    others: where devices that split heads do not divide those of keys, some stand there repeatedly."""
+    each = math.lcm(num_kv_heads, ways(_axes('act_heads'))) if splits() else num_kv_heads
+    return each if num_kv_heads > 1 and num_heads % each == 0 else num_kv_heads
+
+
 def ways(axes: tuple[str, ...]) -> int:
     """Returns how many parts some axes of the current mesh make."""
     shape = jax.sharding.get_abstract_mesh().shape
