@@ -8,10 +8,11 @@ def main(*lines, more=''):
 
 
 def calling(*calls):
-    """A program that calls kernels: (name, target, what JAX calls the operation)."""
-    lines = (
-        f'%{name} = bf16[2,8,4,16]{{3,2,1,0}} custom-call(%q), custom_call_target="{target}", '
-        f'metadata={{op_name="{operation}"}}'
-        for name, target, operation in calls
-    )
-    return main('%q = bf16[2,8,4,16]{3,2,1,0} constant({...})', *lines)
+    """A program that calls kernels, each of which returns a pair: (name, target, what JAX calls the operation)."""
+    array = 'bf16[2,8,4,16]{3,2,1,0}'
+    lines = [f'%q = {array} constant({{...}})']
+    for name, target, operation in calls:
+        named = f'metadata={{op_name="{operation}"}}'
+        lines.append(f'%{name} = ({array}, {array}) custom-call(%q), custom_call_target="{target}", {named}')
+        lines.append(f'%of_{name} = {array} get-tuple-element(%{name}), index=0, {named}')
+    return main(*lines)

@@ -1,6 +1,8 @@
 """The kernels of accelerators, interpreted on a CPU: they see whom the mask's array says, alone and split by a mesh."""
 
 import functools
+import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -64,20 +66,22 @@ def assert_near(found, expected):
 
 # Every other case of a kernel, of two kernels together all.
 EACH = [
-    pytest.param(kernel, name, marks=pytest.mark.slow if (row + place) % 2 else ())
+    pytest.param(kernel, name, marks=pytest.mark.proof if (row + place) % 2 else ())
     for row, kernel in enumerate(KERNELS)
     for place, name in enumerate(CASES)
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('kernel', 'name'), EACH)
 def test_a_kernel_sees_whom_the_array_says(kernel, name):
     assert_near(run(KERNELS[kernel], CASES[name]), reference(name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', BIASED)
 @pytest.mark.parametrize('kernel', ['mosaic', 'triton'])
-@pytest.mark.slow_cases('mosaic-bias, prefix', 'triton-bias, padded in front')
+@pytest.mark.proof_cases('mosaic-bias, prefix', 'triton-bias, padded in front')
 def test_a_bias_by_distance_is_added_and_has_one_gradient_for_all_rows(kernel, name):
     """To what the cap leaves of the scores."""
     assert_near(run(KERNELS[kernel], BIASED[name]), reference(name))
@@ -123,9 +127,10 @@ ON_A_CHIP = ['a prompt and free slots', 'packed in several blocks', 'a window in
 ON_A_CHIP += ['bias, packed in several blocks, softcap, sink', 'bias, a prompt and free slots']
 
 
+@pytest.mark.slow
 @pytest.mark.stack
 @pytest.mark.parametrize('name', ON_A_CHIP)
-@pytest.mark.slow_cases(*ON_A_CHIP[-2:], 'a window in several blocks')
+@pytest.mark.proof_cases(*ON_A_CHIP[-2:], 'a window in several blocks')
 def test_a_chip_that_is_simulated_reads_nothing_that_is_not_there(name):
     """Nor anything that was not written, which is NaN."""
     chip = tpu.InterpretParams(out_of_bounds_reads='raise', uninitialized_memory='nan')
@@ -138,6 +143,7 @@ SPLIT = [(kernel, name) for kernel in KERNELS for name in SPLIT]
 SPLIT += [('mosaic', 'bias, groups'), ('triton', 'bias, groups')]
 
 
+@pytest.mark.slow
 @pytest.mark.stack
 @pytest.mark.parametrize(('kernel', 'name'), SPLIT)
 def test_each_device_computes_its_own_rows_and_heads(kernel, name):
@@ -145,6 +151,23 @@ def test_each_device_computes_its_own_rows_and_heads(kernel, name):
     with sharding.placed(meshes.make_mesh(mesh), mesh):
         found = jax.device_get(run(KERNELS[kernel], case, jax.device_get(make(case))))
     assert_near(found, reference(name))
+
+
+def test_devices_sum_the_gradient_of_a_bias_by_distance_and_not_that_of_all_pairs(monkeypatch):
+    """Of a bias in cuDNN's place the devices hold all rows' together, a number for each distance."""
+    by_xla = jax.nn.dot_product_attention
+    monkeypatch.setattr(
+        jax.nn, 'dot_product_attention', lambda *given, implementation, **named: by_xla(*given, **named)
+    )
+    mesh, case = Mesh(data=2, tensor=4, rules='fsdp_tp'), Case(bias=True, heads=(8, 4))
+    arrays = jax.device_get(make(case))
+    with sharding.placed(meshes.make_mesh(mesh), mesh):
+        assert_near(jax.device_get(run(cudnn.cudnn, case, arrays)), run(by_array, case))
+        program = str(jax.make_jaxpr(lambda: run(cudnn.cudnn, case, arrays))())
+    T, S = case.lengths
+    summed = re.findall(r"f32\[([\d,]+)\] = psum\[\s*axes=\([^)]*'data'", program)
+    assert summed
+    assert max(math.prod(map(int, shape.split(','))) for shape in summed) <= 8 // 4 * (T + S - 1)
 
 
 @pytest.mark.parametrize('kernel', [triton.triton, cudnn.cudnn])
@@ -263,7 +286,7 @@ RUNS = [(kernel, name) for kernel in KERNELS for name in RINGS]
 RUNS += [(kernel, name) for kernel in ('mosaic', 'triton') for name in RINGS_BY_POSITION]
 RUNS += [(kernel, name) for kernel in ('mosaic', 'triton') for name in BIASED_RINGS]
 QUICK = ('zigzag, packed, softcap, sink', 'bias, zigzag, packed, softcap')
-RUNS = [pytest.param(*each, marks=[] if each[1] in QUICK else pytest.mark.slow) for each in RUNS]
+RUNS = [pytest.param(*each, marks=[] if each[1] in QUICK else pytest.mark.proof) for each in RUNS]
 
 
 def in_zigzag(arrays, mask, real):
@@ -272,8 +295,9 @@ def in_zigzag(arrays, mask, real):
     return arrays, jax.tree.map(lambda x: jnp.take(x, order, 1) if x.ndim else x, mask), real[:, order]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('kernel', 'name'), RUNS)
-@pytest.mark.slow_cases(
+@pytest.mark.proof_cases(
     'triton-zigzag, packed, softcap, sink',
     'triton-bias, zigzag, packed, softcap',
     'mosaic-bias, zigzag, packed, softcap',
@@ -324,6 +348,7 @@ def test_the_kernel_of_a_norm_has_its_values_and_gradients(name, shape):
         np.testing.assert_allclose(found[what], wanted, atol=2e-6 * max(1, np.abs(wanted).max()), err_msg=what)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('sizes', 'rules', 'length'),
     [
@@ -346,6 +371,7 @@ def test_each_device_norms_its_own_tokens(sizes, rules, length):
         np.testing.assert_allclose(found[what], wanted, atol=1e-5, err_msg=what)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('norm', ['layernorm', 'rmsnorm', 'rmsnorm_offset'])
 def test_the_kernel_norms_streams_on_a_gpu_and_nothing_else(monkeypatch, norm):
     """Wide streams of several tokens, where the epsilon is in the root; it has the values of XLA's."""

@@ -176,6 +176,8 @@ def attention_kernels(program: Program) -> set[str]:
     """Returns which kernels of attention a program calls, keys of `layers.kernel_choice.KERNELS`."""
     found = set()
     for i, _, _ in hlo.executions(program, lambda i, c: float(i.opcode == 'custom-call')):
+        if i.opcode != 'custom-call':  # what takes a kernel's results apart has its name, too
+            continue
         tiles = re.search(r'op_name="[^"]*\battention_(fwd|dq|dkv)_tiles', i.attributes)
         if tiles:
             found.add('mosaic' if 'custom_call_target="tpu_custom_call"' in i.attributes else 'triton')

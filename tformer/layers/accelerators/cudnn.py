@@ -29,8 +29,8 @@ def cudnn(
     few = options.bias_1NX is None or q_BNTH.shape[2] * k_BKSH.shape[2] <= MOST_PAIRS
     if options.bias is None and not (knows(mask) and few):
         return triton(q_BNTH, k_BKSH, v_BKSH, mask, options)
-    bias = options.of_pairs(q_BNTH.shape[2]).bias
-    return on_each_device(functools.partial(_attend, scale=options.scale), q_BNTH, k_BKSH, v_BKSH, mask, bias)
+    biases = options.bias, options.bias_1NX  # of which devices sum the gradient of the short one
+    return on_each_device(functools.partial(_attend, scale=options.scale), q_BNTH, k_BKSH, v_BKSH, mask, biases)
 
 
 def knows(mask: AttentionMask) -> bool:
@@ -53,11 +53,12 @@ def _attend(
     k_BKSH: jax.Array,
     v_BKSH: jax.Array,
     mask: AttentionMask,
-    bias_BNTS: jax.Array | None,
+    biases: tuple[jax.Array | None, jax.Array | None],
     *,
     scale: float,
 ) -> jax.Array:
     B, _, T, _ = q_BNTH.shape
+    bias_BNTS = ScoreOptions(scale, bias=biases[0], bias_1NX=biases[1]).of_pairs(T).bias
     q_BTNH, k_BSKH, v_BSKH = (pad(x, 2, 2).swapaxes(1, 2) for x in (q_BNTH, k_BKSH, v_BKSH))  # it trains on even ones
     if bias_BNTS is not None:
         bias_BNTS = pad(pad(bias_BNTS.astype(q_BNTH.dtype), 2, 2), 3, 2)
