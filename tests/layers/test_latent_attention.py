@@ -45,6 +45,7 @@ def paper(p, x):
     return np.tensordot(heads, p['out']['kernel'], 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('latent', [None, 5])
 def test_one_layer_is_the_papers_equations(latent):
     fields = {'norm': None, 'norm_placement': 'no_residual', 'mlp_bias': False, 'dropout_rate': 0.0}
@@ -59,8 +60,9 @@ def test_one_layer_is_the_papers_equations(latent):
     np.testing.assert_allclose(found, paper(params, table[tokens[0]] * table.shape[1] ** 0.5), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    'family', ['decoder', 'prefix_decoder', pytest.param('encoder_decoder', marks=pytest.mark.slow)]
+    'family', ['decoder', 'prefix_decoder', pytest.param('encoder_decoder', marks=pytest.mark.proof)]
 )
 def test_steps_by_latents_are_the_full_forward_of_ragged_rows(family):
     fields = {'attention_pattern': ('local', 'global'), 'window': 3, 'attention_sink': 'learned'}
@@ -112,6 +114,7 @@ def test_what_does_not_fit_latents_is_refused_in_a_line(fields, line):
         check_model(Model(**{**LATENT, **fields}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', ['hypotheses', 'rows'])
 def test_hypotheses_of_a_row_and_repeated_rows_by_latents_are_the_full_forward(kind):
     model, variables = make('decoder', scale=2.0, **LATENT)
@@ -136,7 +139,7 @@ def test_hypotheses_of_a_row_and_repeated_rows_by_latents_are_the_full_forward(k
         np.testing.assert_allclose(np.asarray(found)[:, number], best, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize('family', ['decoder', 'encoder_decoder'])
 def test_what_is_computed_again_or_unrolled_changes_no_gradient(family):
     batch, found = {**batch_of(family), **batch_of('decoder')}, {}
@@ -155,5 +158,7 @@ def test_what_is_computed_again_or_unrolled_changes_no_gradient(family):
 def test_scores_cost_their_rotary_part_in_self_attention_alone(family, pairs):
     layers = {'num_encoder_layers': 2, 'num_decoder_layers': 3, 'num_heads': N}
     plain = {name: LATENT[name] for name in ('position', 'head_dim', 'value_dim')}
-    costs = [flops._attention(resolve_model(Model(family, **layers, **fields)), 10, 7) for fields in (LATENT, plain)]
+    models = [resolve_model(Model(family, **layers, **fields)) for fields in (LATENT, plain)]
+    trained = {'encoder': 1.0, 'decoder': 1.0}
+    costs = [flops._attention(model, 10, 7, trained) for model in models]
     assert costs[0] - costs[1] == 6 * N * R * pairs

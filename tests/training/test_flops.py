@@ -6,7 +6,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from tformer import checks
-from tformer.config import Config, Data, Mesh, Model, Train
+from tformer.config import Config, Data, Mesh, Model, Train, override
 from tformer.distributed import meshes
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
@@ -39,6 +39,41 @@ def test_a_token_meets_its_experts_and_the_whole_router():
     assert flops.model_flops(cfg, params, batch) == 5 * (6 * 16 * weights + 12 * 8 * pairs)
 
 
+def test_frozen_weights_have_no_gradient_and_what_is_below_all_that_is_trained_goes_forward_only():
+    """In units of what goes forward: weights 3, where they are frozen 2; attention 3; below, 1 of either."""
+
+    def counted(family='decoder', **fields):
+        sizes = {'num_encoder_layers': 4, 'num_decoder_layers': 4, 'emb_dim': 8, 'mlp_dim': 32, 'num_heads': 2}
+        objective = {'decoder': 'causal_lm', 'encoder_decoder': 'seq2seq'}[family]
+        cfg = Config(Model(family=family, activation='relu', tied_embeddings=None, **sizes), Data(length=16))
+        cfg = checks.resolve(
+            override(cfg, {'train.objective': objective, 'train.num_steps': 1, **fields}), vocab_size=50
+        )
+        batch = {
+            'inputs': jax.ShapeDtypeStruct((1, 16), 'int32'),
+            'encoder_inputs': jax.ShapeDtypeStruct((1, 16), 'int32'),
+        }
+        batch = batch if family == 'encoder_decoder' else {'inputs': batch['inputs']}
+        params = abstract_variables(build(cfg.model), OBJECTIVES[objective], batch)['params']
+        return flops.model_flops(cfg, params, batch)
+
+    attention, mlp, pairs, head = 2 * 16 * 4 * 64, 2 * 16 * 2 * 256, 4 * 8 * 16 * 16, 2 * 16 * 8 * 50
+    layer = attention + mlp + pairs
+    assert counted() == 4 * 3 * layer + 3 * head
+    assert counted(**{'optimizer.frozen': ('mlp',)}) == 4 * (3 * layer - mlp) + 3 * head
+    assert counted(**{'optimizer.frozen_layers': 3}) == 3 * layer + 3 * layer + 3 * head
+    assert counted(**{'optimizer.frozen': ('decoder', 'embed')}) == 4 * layer + 2 * head
+    adapters = 2 * 2 * 16 * 2 * (8 + 8)  # of queries and values, at rank 2
+    low = counted(**{'model.lora_rank': 2, 'model.lora_targets': ('query', 'value')})
+    assert low == 4 * (2 * (attention + mlp) + 3 * pairs + 3 * adapters) + 2 * head
+    both, cross = counted('encoder_decoder'), 4 * (attention + pairs)
+    assert both == 3 * (8 * layer + cross + head)
+    frozen = counted('encoder_decoder', **{'optimizer.frozen': ('encoder', 'encoder_embed')})
+    assert both - frozen == 2 * 4 * layer
+    still = counted('encoder_decoder', **{'optimizer.frozen': ('decoder', 'embed')})
+    assert both - still == 4 * (2 * attention + mlp)
+
+
 def test_of_a_window_its_pairs_count():
     """Of a decoder 4 keys of each query, of an encoder 3 to both sides and its own."""
 
@@ -47,7 +82,7 @@ def test_of_a_window_its_pairs_count():
         model = Model(emb_dim=8, num_heads=2, **layers, **fields)
         train = Train(num_steps=1, objective='masked_lm' if model.family == 'encoder' else 'causal_lm')
         cfg = checks.resolve(Config(model, Data(length=16), train=train), vocab_size=50)
-        return flops._attention(cfg.model, 16, 16) / (12 * 8)
+        return flops._attention(cfg.model, 16, 16, {'encoder': 1.0, 'decoder': 1.0}) / (12 * 8)
 
     local = {'window': 4, 'attention_pattern': ('local', 'global')}
     assert pairs() == 4 * 16 * 16 and pairs(**local) == 2 * 16 * 16 + 2 * 16 * 4

@@ -5,12 +5,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from flax import linen as nn
 
-from tformer.config import Config, Model
+from tformer.config import Config, Model, own_layers
 from tformer.config.tasks import HEADS, TASKS, Head
 from tformer.layers.attention import num_narrow
-from tformer.optim.parameters import VOCABULARY_HEAD, path_names
+from tformer.optim import freezing
+from tformer.optim.parameters import VOCABULARY_HEAD, path_names, place
 from tformer.training.teacher import Teacher
 
 
@@ -20,10 +22,11 @@ def device_bytes(tree: Any) -> int:
     return sum(math.prod(shape) * width for shape, width in held)
 
 
-def model_flops(config: Config, params: Any, batch: Mapping[str, Any]) -> float:
+def model_flops(config: Config, params: Any, batch: Mapping[str, Any], *, forward: bool = False) -> float:
     """Returns the operations that a step's products need: 6 for each weight and each token that it multiplies, 12 for
     each head's number of a query and a key, forward and backward (Kaplan et al. 2020, 2.1; Chowdhery et al. 2022,
-    appendix B).
+    appendix B); a third of them goes `forward`. Frozen weights have no gradient, a third, and in layers that have
+    nothing trained in or below them nothing has.
 
     Nothing that is computed again counts, every pair of a query and a key within a window does, masked or not, and of
     experts those that a token goes to.
@@ -36,18 +39,42 @@ def model_flops(config: Config, params: Any, batch: Mapping[str, Any]) -> float:
     texts = batch['segment_weights'].shape[1] if 'segment_weights' in batch else 1
     head = HEADS[TASKS[config.train.objective].head]
     tied = config.model.tied_embeddings in ('all', 'output') and head.vocabulary
+    trained, passed = ({}, {}) if forward else _trained(config, params)
     total = 0.0
     for path, box in jax.tree_util.tree_leaves_with_path(params, is_leaf=lambda x: isinstance(x, nn.Partitioned)):
         names = path_names(path)
         if names[-1] == 'kernel' or (tied and names == ('embed', 'table')):
-            total += 6 * rows * _vectors(head, names, length, source, texts) * _weights(config.model, names, box)
-    return total + rows * _attention(config.model, length, source)
+            each = 2 * (1 + trained.get(names, 0) + passed.get(names[0], float(any(passed.values()))))
+            total += each * rows * _vectors(head, names, length, source, texts) * _weights(config.model, names, box)
+    return total + rows * _attention(config.model, length, source, passed)
 
 
 def step_flops(config: Config, params: Any, batch: Mapping[str, Any], teacher: Teacher | None) -> float:
-    """Returns `model_flops`, and those of a teacher, which goes forward only: a third of what training it needs."""
+    """Returns `model_flops`, and those of a teacher, which goes forward only."""
     own = model_flops(config, params, batch)
-    return own if teacher is None else own + model_flops(teacher.config, teacher.abstract['params'], batch) / 3
+    if teacher is None:
+        return own
+    return own + model_flops(teacher.config, teacher.abstract['params'], batch, forward=True)
+
+
+def _trained(config: Config, params: Any) -> tuple[dict[tuple[str, ...], float], dict[str, float]]:
+    """Returns the share of each parameter that is trained, by its path, and of each stack the share of its layers that
+    gradients pass: those from the lowest on that has something trained in or below it."""
+    mask = nn.get_partition_spec(params)
+    mask = freezing.trainable_mask(config, mask) if freezing.is_partial(config) else jax.tree.map(lambda x: True, mask)
+    shares, passed = dict[tuple[str, ...], float](), dict.fromkeys(own_layers(config.model), 0.0)
+    for path, part in jax.tree_util.tree_leaves_with_path(mask):
+        keys, by_layer = path_names(path), np.ravel(part)
+        shares[keys] = float(np.mean(by_layer))
+        if not by_layer.any() or place(keys) == 'top':
+            continue
+        above = 1.0 if place(keys) == 'bottom' else 1 - float(np.argmax(by_layer)) / len(by_layer)
+        own = 'decoder' if keys[0] == 'embed' and 'encoder_embed' in params else keys[0].removesuffix('_embed')
+        for stack in passed if own == 'embed' else passed.keys() & {own}:
+            passed[stack] = max(passed[stack], above)
+    if passed.get('encoder') and 'decoder' in passed:
+        passed['decoder'] = 1.0  # every layer reads what the encoder says
+    return shares, passed
 
 
 def _vectors(head: Head, names: tuple[str, ...], length: int, source: int, texts: int) -> int:
@@ -71,21 +98,23 @@ def _weights(model: Model, names: tuple[str, ...], box: Any) -> float:
     return number
 
 
-def _attention(model: Model, length: int, source: int) -> float:
+def _attention(model: Model, length: int, source: int, passed: Mapping[str, float]) -> float:
     """Returns the operations of the products of queries with keys, and of their weights with values, in a row."""
     assert model.head_dim and model.value_dim
+    times = {stack: 2 * (1 + 2 * passed.get(stack, 0.0)) for stack in ('encoder', 'decoder')}
     if model.recurrence is not None:
         products = {'dot': 2, 'additive': 1, None: 0}[model.recurrent_attention]  # additive scores are in the weights
-        return 6.0 * model.emb_dim * products * length * source
+        return times['decoder'] * model.emb_dim * products * length * source
     own = {'encoder': 0.0, 'decoder': 0.0}  # pairs of self-attention
     if model.family != 'decoder':
         own['encoder'] = source * _seen(model, model.num_encoder_layers, source, 2 * (model.window or 0) - 1)
     if model.family != 'encoder':
         own['decoder'] = length * _seen(model, model.num_decoder_layers, length, model.window or 0)
-    cross = model.num_decoder_layers * length * source if model.family == 'encoder_decoder' else 0
-    total = 6.0 * model.num_heads * (model.head_dim + model.value_dim) * (sum(own.values()) + cross)
+    own = {stack: times[stack] * pairs for stack, pairs in own.items()}
+    cross = times['decoder'] * model.num_decoder_layers * length * source if model.family == 'encoder_decoder' else 0
+    total = model.num_heads * (model.head_dim + model.value_dim) * (sum(own.values()) + cross)
     if model.kv_latent_dim is not None and model.rotary_dim:  # of self-attention alone
-        total += 6.0 * model.num_heads * model.rotary_dim * sum(own.values())
+        total += model.num_heads * model.rotary_dim * sum(own.values())
     return total
 
 
