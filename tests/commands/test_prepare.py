@@ -6,6 +6,7 @@ import pathlib
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 
@@ -16,7 +17,9 @@ from places import ROOT
 from tformer import __main__ as command_line
 from tformer import config as config_lib
 from tformer.data.prepared import prepare
+from tformer.data.sources import prepare as tfds_sets
 from tformer.errors import UserError
+from tformer.training import setup
 
 FLAGS = (f'--config={ROOT}/configs/lm_stdlib.py', '--config.data.source=files', '--config.data.tokenizer=byte',
          '--config.data.deduplicate=exact')  # fmt: skip
@@ -48,7 +51,27 @@ def content(place: pathlib.Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in sorted(place.iterdir())}
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize('more', [(), ('--workdir=run',)])
+def test_own_texts_are_not_written_under_the_name_of_a_recipes_set(tmp_path, monkeypatch, more) -> None:
+    """With data.source=files the name of the set that the recipe reads by itself says nothing."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tfds_sets, 'write', lambda data, *given: str(data.tfds_name))
+    found = setup.RunData(
+        tformer.load_config(f'{ROOT}/configs/lm_stdlib.py:smoke'), *[types.SimpleNamespace(summary='')] * 4
+    )
+    monkeypatch.setattr(setup, 'load_data', lambda *given: found)
+    rows = ''.join(json.dumps({'text': f'a text {i}'}) + '\n' for i in range(300))
+    (tmp_path / 'own.jsonl').write_text(rows)
+    command = ['tformer', 'prepare', f'--config={ROOT}/configs/gpt2.py:files', '--config.data.path=own.jsonl', *more]
+    said: list[str] = []
+    monkeypatch.setattr('builtins.print', lambda text, **_: said.append(text))
+    command_line.main(command)
+    assert 'c4' not in str(said[-1])
+    command_line.main([*command, '--config.data.tfds_name=mine'])
+    assert str(said[-1]).startswith('mine')
+
+
+@pytest.mark.proof
 @pytest.mark.signals
 def test_the_bytes_of_a_set_do_not_depend_on_processes_nor_on_a_kill(tmp_path: pathlib.Path) -> None:
     path = corpus(tmp_path / 'files')
@@ -80,7 +103,7 @@ def test_a_set_names_the_flags_by_which_another_source_is_left(tmp_path: pathlib
     assert flags == {'data.source': 'files', 'data.path': 'SET', 'data.tokenizer_from': 'SET'}
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_beam_makes_the_same_bytes(tmp_path: pathlib.Path) -> None:
     python, path = beam_python.interpreter(), corpus(tmp_path / 'files')
     run(path, f'--output={tmp_path}/here', '--processes=1')

@@ -93,6 +93,7 @@ def with_copies(count: int) -> list[str]:
     return rows
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures('small')
 @pytest.mark.parametrize('deduplicate', [None, 'exact', 'near', 'minhash'])
 def test_a_set_holds_every_text_once_and_does_not_depend_on_files_or_order(tmp_path: Path, deduplicate) -> None:
@@ -174,8 +175,9 @@ prepare.write(config, train_tokenizers(config, []), sys.argv[2], prepare.here)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.signals
-@pytest.mark.slow_cases('entry-1', 'entry-6', 'shard-2')
+@pytest.mark.proof_cases('entry-1', 'entry-6', 'shard-2')
 @pytest.mark.parametrize(('where', 'call'), [('entry', 1), ('entry', 6), ('entry', 12), ('shard', 2), ('index', 6)])
 def test_a_killed_preparation_goes_on(tmp_path: Path, where: str, call: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name, value in ((job, 'PART', 9000), (stages, 'RUN', 3000), (stages, 'SHARD', 7000)):
@@ -217,6 +219,7 @@ def flip(file: Path, place: int) -> None:
     file.write_bytes(stored)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures('small')
 def test_any_byte_flipped_is_noticed_and_no_other_token_is_read(tmp_path: Path) -> None:
     cfg = config(tmp_path, write(tmp_path / 'a.jsonl', texts(40)))
@@ -295,6 +298,7 @@ def test_a_set_without_a_text_for_training_is_not_written(tmp_path: Path) -> Non
     path = write(tmp_path / 'a.jsonl', [f'short {i}' for i in range(20)])
     for cfg, message in (
         (config(tmp_path, path, cleaning=('gopher',)), 'training: of 20 texts, 20 left out by cleaning$'),
+        (config(tmp_path, path, cleaning=('gopher',), deduplicate='minhash'), 'of 20 texts, 20 left out by cleaning$'),
         (config(tmp_path, path, test_path=(path,), valid_path=(path,), deduplicate='exact'),
          'training: of 60 texts, 40 duplicates, 20 in other splits$'),
     ):  # fmt: skip

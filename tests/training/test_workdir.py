@@ -7,8 +7,9 @@ import pytest
 from tformer import config as config_lib
 from tformer.config import Config
 from tformer.data.tokenizers.tokenizers import Tokenizers
+from tformer.distributed import meshes
 from tformer.errors import UserError
-from tformer.training import checkpoint, workdir
+from tformer.training import checkpoint, setup, workdir
 
 
 def test_what_changes_parameters_or_updates_is_bound():
@@ -30,6 +31,15 @@ def test_a_bound_field_is_refused_unless_it_is_named(tmp_path):
     with pytest.raises(UserError, match=re.escape(f'was trained with another config: {line}')):
         workdir.check_config(tmp_path, before, other)
     workdir.check_config(tmp_path, before, other, may_differ=['optimizer.learning_rate'])
+
+
+def test_another_objective_is_refused_before_other_data_are_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(setup.mixture, 'load', lambda *given: pytest.fail('data are read'))
+    config = config_lib.override(Config(), {'model.family': 'encoder', 'train.objective': 'masked_lm'})
+    line = "model.family ('decoder' there, 'encoder' here), train.objective ('causal_lm' there, 'masked_lm' here)"
+    before = config_lib.override(config, {'model.family': 'decoder', 'train.objective': 'causal_lm'})
+    with pytest.raises(UserError, match=re.escape(f'was trained with another config: {line}')):
+        setup.load_data(config, tmp_path, meshes.make_mesh(config.mesh), {'config': config_lib.to_dict(before)})
 
 
 def test_no_fewer_steps_are_asked_for_than_were_made(tmp_path):

@@ -104,6 +104,9 @@ def load_data(
     names = (*scorer.score_names(config), *scorer.score_names(config, ['a plain tag']))
     choose(dict.fromkeys(names), config.train.best_metric, 'train.best_metric')
     began = None if before is None else config_lib.from_dict(before['config'])
+    if began is not None:  # before minutes go into other data
+        own = {name: config_lib.values(config)[name] for name in ('model.family', 'train.objective')}
+        workdir.check_config(home, began, config_lib.override(began, own), may_differ)
     records = mixture.load(config, 'train')
     tokens = copies.after_first(
         home,

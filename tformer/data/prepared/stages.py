@@ -171,8 +171,8 @@ def link(place: str, own: job.Job, number: int, writer: cache.Writer) -> None:
             here = slice(_first(values, low), _first(values, high))
             hashes[band].append(values[here])
             nodes[band].append(_nodes(arrays, run)[bearers[here]])
-    found = [near.links(*map(np.concatenate, each)) for each in zip(hashes, nodes, strict=True)]
-    pairs = np.unique(np.concatenate(found), axis=0)
+    found = [near.links(*map(np.concatenate, each)) for each in zip(hashes, nodes, strict=True) if each[0]]
+    pairs = np.unique(np.concatenate([np.zeros((0, 2), NODE), *found]), axis=0)
     writer.append('pairs', np.frombuffer(pairs.tobytes(), np.uint8))
 
 
