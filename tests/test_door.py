@@ -1,6 +1,7 @@
 """The Python door: its names, its ten lines, and the values inside a model."""
 
 import dataclasses
+import functools
 import operator
 import pathlib
 import subprocess
@@ -40,6 +41,7 @@ def run(tmp_path_factory) -> tformer.Run:
     return tformer.train(config, tmp_path_factory.mktemp('runs') / 'demo')
 
 
+@pytest.mark.slow
 def test_the_ten_lines(run: tformer.Run, capsys, monkeypatch) -> None:
     monkeypatch.chdir(ROOT)
     lines = [line for line in (tformer.__doc__ or '').splitlines() if line.startswith('    ')]
@@ -54,6 +56,7 @@ def test_the_ten_lines(run: tformer.Run, capsys, monkeypatch) -> None:
     np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_objects_print_what_they_are(run: tformer.Run) -> None:
     assert repr(run) == (
         f'Run({str(run.workdir)!r}, step=2, family={"encoder_decoder"!r}, parameters={run.num_parameters:,})'
@@ -65,7 +68,7 @@ def test_objects_print_what_they_are(run: tformer.Run) -> None:
     assert repr(state).startswith(f'TrainState(step=0, parameters={run.num_parameters:,}, optimizer_state=')
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_the_commands_are_functions(run: tformer.Run, capsys) -> None:
     found = tformer.evaluate(run, 'valid')
     assert run.results.keys() == {'test', 'valid'} and run.evaluate('valid') == found
@@ -100,7 +103,8 @@ def close(x, y) -> None:
     np.testing.assert_allclose(x, y, rtol=1e-5, atol=2e-6)
 
 
-@pytest.mark.slow_cases('unrolled')
+@pytest.mark.slow
+@pytest.mark.proof_cases('unrolled')
 def test_activations_are_those_of_a_forward_pass_by_hand(case: Case) -> None:
     """The stream of a pre-norm block is the sum of what its sub-layers add, and the head reads its norm."""
     names = case.run.activation_names(case.batch)
@@ -125,11 +129,13 @@ def test_activations_are_those_of_a_forward_pass_by_hand(case: Case) -> None:
     close(found['output'], case.run.apply(case.batch))
 
 
+@pytest.mark.slow
 def test_one_layer_is_named_by_its_number(case: Case) -> None:
     found = case.run.activations(case.batch, [f'{LAYERS}.mlp', f'{LAYERS}.2.mlp'])
     np.testing.assert_array_equal(found[f'{LAYERS}.mlp'][2], found[f'{LAYERS}.2.mlp'])
 
 
+@pytest.mark.slow
 def test_an_identity_replacement_changes_nothing(case: Case) -> None:
     names = [name for name in case.run.activation_names(case.batch) if name != 'output']
     same = case.run.apply(case.batch, replace={name: lambda x: x for name in names})
@@ -146,7 +152,8 @@ def without_attention(case: Case, layers: list[int]) -> jax.Array:
     return case.run.model.apply({'params': params}, case.batch)  # type: ignore[return-value]
 
 
-@pytest.mark.slow_cases('unrolled')
+@pytest.mark.slow
+@pytest.mark.proof_cases('unrolled')
 def test_replacing_an_attention_by_zero_is_the_model_without_it(case: Case) -> None:
     for replace, layers in (
         ({f'{LAYERS}.attention': 0.0}, [0, 1, 2]),
@@ -174,7 +181,7 @@ def test_replacing_attention_probabilities_mixes_the_values_by_others(case: Case
         assert float(jnp.abs(found['output'] - case.logits).max()) > 0.01
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize('recurrence', ['lstm', 'gru'])
 def test_recurrent_layers_have_names(recurrence: str) -> None:
     """The outputs of the layers, and what the decoder attends to, can be read and replaced."""
@@ -212,6 +219,12 @@ def test_what_cannot_be_named_or_replaced_is_refused_in_a_line(case: Case) -> No
         assert message in str(error.value) and '\n' not in str(error.value)
 
 
+def test_a_run_is_loaded_without_a_warning(caplog) -> None:
+    """Such as Orbax's of what else a checkpoint holds."""
+    tformer.load_run(ROOT / 'tests' / 'stored_run')
+    assert not caplog.records
+
+
 def test_a_text_becomes_a_batch(run: tformer.Run) -> None:
     batch = run.batch(['ab', 'abc'], ['', ''])
     assert batch['encoder_positions'].tolist() == [[0, 1, 2, -1], [0, 1, 2, 3]]
@@ -220,6 +233,22 @@ def test_a_text_becomes_a_batch(run: tformer.Run) -> None:
     assert run.apply(batch).shape == (2, 1, run.config.model.vocab_size)
     with pytest.raises(UserError, match=r'longer than model.max_len=64'):
         run.batch(['a' * 64])
+
+
+def test_a_text_by_itself_is_no_list_of_texts(run: tformer.Run) -> None:
+    for asked in (
+        run.generate,
+        run.write,
+        run.batch,
+        *map(functools.partial, (tformer.embed, tformer.score), [run] * 2),
+    ):
+        with pytest.raises(UserError, match=r"^texts must be a list of texts, such as \['transformer'\], and not one"):
+            asked('transformer')
+
+
+def test_characters_that_training_had_none_of_are_named(run: tformer.Run, capsys) -> None:
+    run.generate(['zürich'])
+    assert capsys.readouterr().err == "training had none of these, so the output means little: 'ü'\n"
 
 
 # ------------------------------------------------------------------------------------------------ help

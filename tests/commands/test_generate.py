@@ -80,6 +80,14 @@ def test_a_malformed_chat_is_refused(line: str) -> None:
         generate.chat_of(line)
 
 
+@pytest.mark.parametrize(
+    'line', ['[{"role": "user", "content": "x"},', '{"messages": [{"role": "user"', '[ {"content": "a}']
+)
+def test_a_damaged_chat_is_no_users_message(line: str) -> None:
+    with pytest.raises(UserError, match=r'begins as a chat in JSON does, and is none: .*column'):
+        generate.chat_of(line)
+
+
 def test_only_the_messages_of_a_chat_are_searched_for_what_training_lacked(monkeypatch, capsys) -> None:
     texts = [json.dumps(CHAT), 'abc']
     run(monkeypatch, 'decoder', Tokenizers(None, Char('ab')), lambda chat, _: str(len(chat)), texts, chat=True)
@@ -92,6 +100,7 @@ FEW = ['--config.decode.max_len=4', '--config.decode.batch_size=2']
 BEAM = [*FEW, '--config.decode.strategy=beam', '--config.decode.beam_size=3', '--n=2']
 
 
+@pytest.mark.slow
 def test_scores_and_lines_of_json_hold_the_same_outputs(tmp_path: pathlib.Path, capsys) -> None:
     """Texts of unequal lengths, two in a batch, come out in their order."""
     texts = ['the small bird', 'a', 'a green tree sees the river']
@@ -135,7 +144,7 @@ SAMPLED = ['--config.decode.strategy=sample', '--config.decode.temperature=2.0',
 
 @pytest.mark.signals
 @pytest.mark.parametrize('how', [SAMPLED, [*BEAM, '--jsonl']], ids=['rows', 'batches'])
-@pytest.mark.slow_cases('batches')
+@pytest.mark.proof_cases('batches')
 def test_a_command_that_is_killed_goes_on_where_it_was(tmp_path: pathlib.Path, how) -> None:
     """Seven texts, two in a batch: it dies with five rows kept; of beams the fifth has its batch's other one ahead."""
     (tmp_path / 'texts').write_text(''.join(f'{"the small bird " * n}\n' for n in (1, 5, 2, 4, 3, 2, 1)))
@@ -156,7 +165,7 @@ def test_a_command_that_is_killed_goes_on_where_it_was(tmp_path: pathlib.Path, h
     assert sorted(path.suffix for path in tmp_path.iterdir() if path.stem in ('parts', 'whole')) == ['', '']
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.signals
 @pytest.mark.parametrize(
     ('victim', 'how'),
@@ -198,6 +207,7 @@ def test_several_processes_need_a_file(monkeypatch) -> None:
         main(['tformer', 'generate', f'--workdir={STORED}', 'a'])
 
 
+@pytest.mark.slow
 def test_a_smaller_run_drafts_what_is_written(monkeypatch, capsys) -> None:
     """The stored run drafts for itself; the texts are those without a draft. Runs that do not fit are named."""
     texts = ['the small bird', 'a green tree sees the river']
@@ -227,6 +237,7 @@ def test_a_smaller_run_drafts_what_is_written(monkeypatch, capsys) -> None:
         main([*beams, f'--draft={STORED}'])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('changes', 'line'),
     [
@@ -252,8 +263,8 @@ def test_a_run_that_does_not_fit_drafts_nothing(changes, line) -> None:
 DRAWN = {'strategy': 'sample', 'temperature': '1.5', 'top_k': '9'}
 
 
-@pytest.mark.parametrize('fields', [pytest.param({}, marks=pytest.mark.slow), DRAWN], ids=str)
-@pytest.mark.slow
+@pytest.mark.parametrize('fields', [pytest.param({}, marks=pytest.mark.proof), DRAWN], ids=str)
+@pytest.mark.proof
 def test_a_terminal_shows_texts_as_they_grow(tmp_path: pathlib.Path, capsys, monkeypatch, fields) -> None:
     """In pieces, which are the lines that are printed elsewhere."""
     hub_directories.write(tmp_path / 'hub', 'llama', max_position_embeddings=64)

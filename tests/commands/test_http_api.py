@@ -13,7 +13,7 @@ from fresh_runs import fresh_run
 from lives import HANG
 from tformer import config
 from tformer.commands.serve import make_scheduler
-from tformer.commands.serving import http_api
+from tformer.commands.serving import http_api, http_fields
 
 LETTERS = 'abcdefgh .'
 MOST = 7
@@ -72,6 +72,7 @@ def texts_of(answers):
     return [choice['text'] for _, answer in answers for choice in answer['choices']]
 
 
+@pytest.mark.slow
 def test_biases_and_forms_of_the_run_and_biases_of_requests_write_what_generate_writes() -> None:
     """All at once; those of one token and of several, greedy and drawn."""
     own = [{}, {'d': 30.5, 'e': 30}, {'d': -100, '.': -100.0}]
@@ -96,6 +97,19 @@ def test_biases_and_forms_of_the_run_and_biases_of_requests_write_what_generate_
     assert len(set(found)) > 3 and 'd' in found[1]
 
 
+def test_the_parts_of_a_content_are_one_text():
+    def messages(*parts):
+        body = {'messages': [{'role': 'user', 'content': list(parts)}]}
+        return http_fields.parse(body, True, 'tiny', 17).prompts
+
+    one, other = ({'type': 'text', 'text': text} for text in ('a ', 'b'))
+    assert messages(one, other) == [[{'role': 'user', 'content': 'a b'}]]
+    for wrong in ({'type': 'image_url', 'image_url': {}}, {'type': 'text'}, 'a'):
+        with pytest.raises(http_fields.Refusal, match='a part of a content must be'):
+            messages(one, wrong)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('given', 'words'),
     [
@@ -148,7 +162,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(monkeypatch) -> None:
     assert sent[0]['status'] == 408 and endpoint.api.answering == 0
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_others_are_answered_while_a_long_prompt_is_read() -> None:
     run, begun, goes_on = run_of(), threading.Event(), threading.Event()
     made, scheduler = make_scheduler(run, rows=2, most_waiting=8)
@@ -185,6 +199,7 @@ def served_form():
     return _FORMS[0]
 
 
+@pytest.mark.slow
 def test_nothing_is_compiled_for_a_request_and_prompts_that_begin_alike_are_read_in_part() -> None:
     """Prompts of each padded length, alone and behind kept ones, with biases, draws and streams, several at once."""
     run, compiled = run_of(), []

@@ -35,7 +35,7 @@ from tformer.training.state import abstract_variables
 from whole_runs import ENVIRONMENT, ROOT, load, numbers, scores
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_masked_language_model_is_fine_tuned_with_its_tokenizer(tmp_path: pathlib.Path, capsys) -> None:
     before = str(tmp_path / 'mlm')
     train_lib.train(load('classify.py:pretrain,smoke', tmp_path), before)
@@ -52,7 +52,7 @@ def same(a: object, b: object) -> None:
     jax.tree.map(lambda x, y: np.testing.assert_array_equal(np.asarray(x), np.asarray(y)), a, b)
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_an_interrupted_run_continues_bit_for_bit(tmp_path: pathlib.Path, monkeypatch, capsys) -> None:
     wanted = load(
         'translate.py:smoke', tmp_path, train__num_steps='6', train__eval_every='2', train__log_every='3',
@@ -106,6 +106,7 @@ def test_an_interrupted_run_continues_bit_for_bit(tmp_path: pathlib.Path, monkey
         train_lib.train(config.override(wanted, {'optimizer.learning_rate': 0.5}), tmp_path / 'parts')
 
 
+@pytest.mark.slow
 def test_a_run_stops_early_when_the_validation_metric_no_longer_improves(tmp_path: pathlib.Path, capsys) -> None:
     wanted = load(
         'classify.py:smoke', tmp_path, train__num_steps='9', train__eval_every='1', train__patience='2',
@@ -118,6 +119,7 @@ def test_a_run_stops_early_when_the_validation_metric_no_longer_improves(tmp_pat
     assert again.step == 3
 
 
+@pytest.mark.slow
 def test_a_length_in_epochs_is_that_many_passes(tmp_path: pathlib.Path) -> None:
     wanted = load('translate.py:smoke', tmp_path, train__num_steps='None', train__num_epochs='1.5',
                   data__tokenizer='symbol', data__num_buckets='1')  # fmt: skip
@@ -215,6 +217,7 @@ def test_a_users_mistake_exits_with_2_and_no_traceback(tmp_path: pathlib.Path) -
     assert not (tmp_path / 'x').exists()
 
 
+@pytest.mark.slow
 def test_a_run_whose_data_changed_is_refused(tmp_path: pathlib.Path) -> None:
     data = toy_data.parallel(tmp_path / 'data')
     wanted = load('translate.py:smoke', tmp_path, data__path=str(data), data__tokenizer='symbol', train__num_steps='2')
@@ -230,7 +233,7 @@ def test_a_run_whose_data_changed_is_refused(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.stack
-@pytest.mark.slow
+@pytest.mark.proof
 def test_prepare_makes_what_training_needs(tmp_path: pathlib.Path, monkeypatch, capsys) -> None:
     monkeypatch.setenv('TFORMER_CACHE', str(tmp_path / 'cache'))
     data = toy_data.parallel(tmp_path / 'data')
@@ -243,7 +246,7 @@ def test_prepare_makes_what_training_needs(tmp_path: pathlib.Path, monkeypatch, 
     assert (tmp_path / 'run' / 'result.json').is_file()
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_mixture_trains_and_bad_lines_are_counted(tmp_path: pathlib.Path, capsys) -> None:
     for name in 'ab':
         toy_data.parallel(tmp_path / name)
@@ -298,7 +301,7 @@ def test_a_benchmark_compares_the_operations_of_a_step_with_the_peak_of_all_devi
     }  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_without_a_test_split_the_valid_one_is_scored_and_a_bad_one_is_found_before_training(tmp_path, capsys) -> None:
     data = toy_data.parallel(tmp_path / 'data')
     wanted = load('translate.py:smoke', tmp_path, data__path=str(data), data__tokenizer='symbol')
@@ -312,6 +315,7 @@ def test_without_a_test_split_the_valid_one_is_scored_and_a_bad_one_is_found_bef
     assert scores(tmp_path / 'run').keys() == {'valid'}
 
 
+@pytest.mark.slow
 def test_a_refused_run_leaves_its_config(tmp_path: pathlib.Path) -> None:
     data, other = toy_data.parallel(tmp_path / 'data'), toy_data.parallel(tmp_path / 'other', train=32)
     wanted = load('translate.py:smoke', tmp_path, data__path=str(data), data__tokenizer='symbol')
@@ -356,7 +360,7 @@ os.execv(sys.argv[1], sys.argv[1:])
 """
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.signals
 @pytest.mark.parametrize('ending', [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_workers_end_with_their_run(tmp_path: pathlib.Path, ending: signal.Signals) -> None:
@@ -402,11 +406,14 @@ def test_text_to_generate_from_is_utf8_and_only_a_line_feed_ends_a_line(tmp_path
         texts.given(['a\udcff'], None)
     with pytest.raises(errors.UserError, match='the arguments: it has a NUL byte'):
         texts.given(['a\0b'], None)
+    with pytest.raises(errors.UserError, match=r'^--input=.*: the arguments are texts, too; give one of them$'):
+        texts.given(['a'], str(file))
     file.write_text('')
     with pytest.raises(errors.UserError, match='no text is given: pass it as arguments, with --input=FILE, or on'):
         texts.given([], str(file))
 
 
+@pytest.mark.slow
 def test_a_disk_that_cannot_be_written_is_one_line(tmp_path: pathlib.Path) -> None:
     data = toy_data.parallel(tmp_path / 'data')
     (tmp_path / 'file').write_text('')

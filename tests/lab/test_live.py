@@ -405,6 +405,7 @@ def test_mistakes_on_the_command_line(tmp_path) -> None:
         ([], 'watch takes one directory, not 0'),
         ([tmp_path, '--prune=a', '--stop=b'], '--prune: one thing at a time'),
         ([tmp_path, '--stop=a', '--serve'], '--stop: one thing at a time'),
+        ([tmp_path, '--host=0.0.0.0'], '--host is of --serve: give both'),
         ([tmp_path, '--config.train.seed=1'], 'watch takes no --config'),
         ([tmp_path, '--serve=x'], 'flag --serve=x: '),
         ([tmp_path, '--serve=70000'], 'flag --serve=70000: '),
@@ -590,7 +591,7 @@ def test_many_who_ask_share_a_look(tmp_path, monkeypatch) -> None:
 
 
 @needs_chromium
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_browser_shows_the_runs_whatever_they_are_called(tmp_path) -> None:
     """The command serves a sweep to Chromium, which draws it with a clean console."""
     pytest.importorskip('uvicorn')

@@ -210,6 +210,7 @@ def test_arms_of_the_same_config_are_one_trial() -> None:
     assert [trial.name for trial in trials.trials(TINY, arms)] == ['baseline', 'norm=rmsnorm', 'mlp_dim=128']
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('quantity, field, multiple', [
     ('parameters', 'model.mlp_dim', 1), ('parameters', 'model.mlp_dim', 8),
     ('parameters', 'model.num_decoder_layers', 1),
@@ -318,8 +319,9 @@ def nearest_width(trial, baseline, field: str, step: int) -> bool:
 TAKE_LONG = {'sweeps/recurrent', 'sweeps/glu'}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    'file', [pytest.param(file, marks=pytest.mark.slow if file in TAKE_LONG else ()) for file in recipes.SWEEPS]
+    'file', [pytest.param(file, marks=pytest.mark.proof if file in TAKE_LONG else ()) for file in recipes.SWEEPS]
 )
 def test_every_sweep_loads_and_its_header_says_how_to_run_it(file: str, monkeypatch, tmp_path: pathlib.Path) -> None:
     monkeypatch.chdir(tmp_path)
@@ -556,7 +558,7 @@ def held_by_another(place: pathlib.Path) -> Iterator[subprocess.Popen[str]]:
         holder.stdin.close()
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_trial_that_another_process_runs_does_not_fail(tmp_path: pathlib.Path, monkeypatch, capsys) -> None:
     """It is begun a second time, by itself, with others together, or by a sweep, which tries it again later."""
     monkeypatch.setattr(workdir, 'LOCK_SECONDS', 0)
@@ -769,6 +771,7 @@ def in_a_process(directory: pathlib.Path, rates: list[float], parallel: int) -> 
     return subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE, text=True, env=environment())
 
 
+@pytest.mark.slow
 @pytest.mark.signals
 @pytest.mark.parametrize('ending', [signal.SIGTERM, signal.SIGKILL])
 def test_a_sweep_that_is_ended_leaves_no_process_and_goes_on(ending: signal.Signals, tmp_path: pathlib.Path) -> None:
@@ -821,7 +824,7 @@ def real(place: pathlib.Path) -> tuple[Config, list[trials.Trial]]:
 
 
 @pytest.mark.signals
-@pytest.mark.slow
+@pytest.mark.proof
 def test_trainings_end_fail_and_after_a_kill_end_as_if_there_was_none(tmp_path: pathlib.Path, monkeypatch) -> None:
     for name, value in environment().items():
         monkeypatch.setenv(name, value)
@@ -891,6 +894,8 @@ def test_what_no_trial_can_be_run_with_is_refused(tmp_path) -> None:
         plan.plan(made, None, parallel=0)
     with pytest.raises(UserError, match=r"^--transform='mpa' is unknown; did you mean 'map'\?"):
         runner.sweep(TINY, made, tmp_path / 'x', Placement(transform='mpa'))
+    with pytest.raises(UserError, match=r'^--transform is of trials that share one program: give --together$'):
+        runner.sweep(TINY, made, tmp_path / 'x', Placement(transform='map'))
     assert not (tmp_path / 'x').exists()
     (tmp_path / 'base.py').write_text("def get_config(argument): return {'train': {'num_steps': 2}}")
     (tmp_path / 'all.py').write_text(

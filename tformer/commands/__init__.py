@@ -42,7 +42,10 @@ class _Port(absl_flags.IntegerParser):
     """Reads a port, or of a flag without a value the default one."""
 
     def parse(self, argument: Any) -> int:
-        return DEFAULT_PORT if argument == 'true' else super().parse(argument)
+        try:
+            return DEFAULT_PORT if argument == 'true' else super().parse(argument)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f'{argument!r} is not a port, from 0 to 65535') from error
 
 
 def _define_port(name: str, default: int | None, text: str, flag_values: Flags) -> None:
@@ -63,7 +66,7 @@ SHARED: dict[str, Flag] = {
     'config': ('string', None, 'a config file, FILE[:argument]'),
     'workdir': ('string', None, "the run's directory"),
     'checkpoint': (('best', 'latest'), 'best', 'which checkpoint to load'),
-    'input': ('string', None, 'a file of texts, one a line; default: the arguments, else standard input'),
+    'input': ('string', None, 'a file of texts, one a line, in place of arguments; default: standard input'),
     'profile': ('string', None, 'FIRST:LAST, steps whose trace goes to DIR/profile, for xprof and Perfetto'),
     'transform': ('string', None, 'how trials share one program: vmap or map; default: map on a CPU, else vmap'),
     'metric': ('string', None, 'the metric that decides, SPLIT/NAME; default: test/loss, or valid/loss'),

@@ -38,7 +38,7 @@ def attention(run: Run | str | pathlib.Path, texts: Sequence[str]) -> pathlib.Pa
     run = opened(run)
     if run.config.model.recurrence is not None:
         raise UserError(f'attention: model.recurrence={run.config.model.recurrence} has no attention maps')
-    if not texts:
+    if not texts_lib.several(texts):
         raise UserError('attention: no text is given')
     target, source = run.tokenizers.target, run.tokenizers.source or run.tokenizers.target
     if run.config.model.family == 'encoder_decoder':

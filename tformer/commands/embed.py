@@ -90,7 +90,7 @@ def embed(
     if pooling is None:
         pooling = model.pooling if _pools(run) else 'mean'
     choose(POOLINGS, pooling, 'pooling')
-    rows = _rows(run, texts, model.max_len if length is None else length)
+    rows = _rows(run, texts_lib.several(texts), model.max_len if length is None else length)
     found = np.zeros((len(texts), model.emb_dim), np.float32)
     for index, vector in enumerate(reading.outputs(run, rows, vectors(pooling), batch_size)):
         found[index] = vector

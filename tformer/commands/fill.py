@@ -71,7 +71,7 @@ def fill(
         raise UserError(f'--top={top} must be at least 1')
     ordinary = np.pad(tokenizer.ordinary, (0, size - len(tokenizer.ordinary)))
     most = min(top + int((~ordinary).sum()), size)
-    rows = [_row(run, text, reading.place(index, source)) for index, text in enumerate(texts)]
+    rows = [_row(run, text, reading.place(index, source)) for index, text in enumerate(texts_lib.several(texts))]
     found = reading.outputs(run, rows, likeliest(objective, most), _AT_ONCE)
 
     def candidates(ids: np.ndarray, probabilities: np.ndarray) -> list[Candidate]:

@@ -22,6 +22,7 @@ import numpy as np
 from tformer import checks, commands
 from tformer import config as config_lib
 from tformer.commands import row_writer
+from tformer.commands import texts as texts_lib
 from tformer.commands.import_ import new_directory
 from tformer.commands.row_writer import RowWriter
 from tformer.commands.run import Run, opened
@@ -115,6 +116,7 @@ class Frozen(NamedTuple):
     config: Config
     parts: RowWriter
     variables: Any
+    tokenizers: Tokenizers
 
     def write(
         self, texts: Sequence[str], most: int | None = None, drawing: Drawing | None = None, seed: int = 0
@@ -133,6 +135,7 @@ class Frozen(NamedTuple):
           UserError: a text leaves no room for so many, or no text of the run's form is that short.
         """
         writer, batch, engine, rows = self.parts[:4]
+        texts_lib.say_unknown(texts_lib.reader(self.config, self.tokenizers), texts_lib.several(texts))
         read, decode = writer.read(texts), self.config.decode
         most = decode.max_len if most is None else most
         if most < self.parts.least:
@@ -167,4 +170,4 @@ def load_frozen(path: str | pathlib.Path) -> Frozen:
     tokenizers = Tokenizers.load(place)
     writer, batch = row_writer.reader(config, tokenizers)
     _, least = row_writer.rules_and_least(config, tokenizers)
-    return Frozen(config, RowWriter(writer, batch, engine, rows, least), variables)
+    return Frozen(config, RowWriter(writer, batch, engine, rows, least), variables, tokenizers)

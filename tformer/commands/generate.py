@@ -15,6 +15,7 @@ import functools
 import json
 import math
 import pathlib
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -48,6 +49,7 @@ FLAGS: dict[str, commands.Flag] = {
     ),
 }
 ARGUMENTS = 'TEXT'
+MESSAGES = re.compile(r'\[\s*\{\s*"(role|content)"|\{\s*"messages"')  # how a chat in JSON begins
 PROCESSES = True
 
 
@@ -67,9 +69,7 @@ def _run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags)
     loaded = Run.load(workdir, overrides, flags.checkpoint, placed=True, draft=draft).for_writing()
     lines = texts_lib.given(arguments, flags.input)
     chats = list(map(chat_of, lines)) if flags.chat else []
-    texts = [message['content'] for chat in chats for message in chat] if flags.chat else lines
-    reader = loaded.tokenizers.target if loaded.config.model.family == 'decoder' else loaded.tokenizers.source
-    texts_lib.say_unknown(reader or loaded.tokenizers.target, texts)
+    texts_lib.say_unknown(texts_lib.reader(loaded.config, loaded.tokenizers), texts_lib.contents(chats or lines))
     as_lines = functools.partial(_as_lines, scores=flags.scores, jsonl=flags.jsonl)
     shown = flags.output is None and not (flags.scores or flags.jsonl)
     if shown and sys.stdout.isatty() and streaming.streams(loaded):
@@ -139,11 +139,13 @@ def chat_of(line: str) -> Messages:
     """Returns the chat that a line holds: a user's message, or in JSON a list of messages or {"messages": [...]}.
 
     Raises:
-      UserError: a message lacks its role or its content, or has something else.
+      UserError: the JSON of messages is damaged, or a message lacks its role or its content, or has something else.
     """
     try:
         found = json.loads(line) if line.startswith(('[', '{')) else None
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError) as error:
+        if MESSAGES.match(line):
+            raise UserError(f'{line[:60]!r} begins as a chat in JSON does, and is none: {error}') from error
         found = None
     if isinstance(found, dict) and 'messages' in found:
         found = found['messages']

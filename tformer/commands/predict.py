@@ -86,6 +86,7 @@ def predict(
         valid = ', '.join(name for name, task in TASKS.items() if task.head in PREDICTIONS)
         raise UserError(f'predict: train.objective={objective} is not for predictions; valid: {valid}')
     prediction = PREDICTIONS[head]
+    texts = texts_lib.several(texts)
     records = [_record(run, prediction, text, reading.place(index, source)) for index, text in enumerate(texts)]
     return of_records(run, records, batch_size) if records else []
 

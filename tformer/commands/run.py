@@ -12,6 +12,7 @@ from flax import linen as nn
 from tformer import checks
 from tformer import config as config_lib
 from tformer.commands import scoring
+from tformer.commands import texts as texts_lib
 from tformer.config import Config
 from tformer.config import extensions as extensions_lib
 from tformer.data.examples import special_tokens
@@ -130,6 +131,7 @@ class Run:
           UserError: a text is longer than model.max_len.
         """
         family, target = self.config.model.family, self.tokenizers.target
+        texts, targets = texts_lib.several(texts), None if targets is None else texts_lib.several(targets)
         template = special_tokens.template_of(self.config, self.tokenizers)
         if family == 'encoder_decoder':
             source = self.tokenizers.source or target
@@ -196,11 +198,14 @@ class Run:
         """Returns the output for each text: the continuation of a prompt, the text written for a source, or the reply
         to a chat, a list of {'role': 'user', 'content': TEXT}.
 
-        `seed` is that of sampling. With `cut`, texts longer than the model takes are shortened.
+        `seed` is that of sampling. With `cut`, texts longer than the model takes are shortened. A line on standard
+        error names characters that training had none of.
 
         Raises:
           UserError: the family does not generate, or a text is too long and `cut` is False.
         """
+        reader = texts_lib.reader(self.config, self.tokenizers)
+        texts_lib.say_unknown(reader, texts_lib.contents(texts_lib.several(texts)))
         return best(self.write(texts, seed, cut=cut))
 
     def write(

@@ -34,7 +34,6 @@ from tformer.data.examples import special_tokens
 from tformer.data.examples.special_tokens import Fields
 from tformer.data.sources import fields
 from tformer.data.sources.records import BadRecord
-from tformer.data.tokenizers.vocabulary import Tokenizer
 from tformer.decode.text import longest_input
 from tformer.errors import UserError
 from tformer.evaluation.many_rows import Method
@@ -126,8 +125,8 @@ def score(
     if not 1 <= stride <= longest:
         raise UserError(f'--stride={stride} must be from 1 to model.max_len={longest}')
     in_pairs = task.given or config.model.family == 'encoder_decoder'
-    pairs = [_pair(text, in_pairs, reading.place(i, source)) for i, text in enumerate(texts)]
-    for tokenizer, side in ((_reader(run), 0), (run.tokenizers.target, 1)):
+    pairs = [_pair(text, in_pairs, reading.place(i, source)) for i, text in enumerate(texts_lib.several(texts))]
+    for tokenizer, side in ((texts_lib.reader(run.config, run.tokenizers), 0), (run.tokenizers.target, 1)):
         texts_lib.say_unknown(tokenizer, [pair[side] for pair in pairs])
     make = _written if in_pairs else functools.partial(_continued, stride=stride)
     wholes = list(make(run, pairs, in_pairs if ended is None else ended))
@@ -185,15 +184,10 @@ def _utf8(text: Any, name: str, where: str) -> None:
         raise UserError(f'{where}: {error}') from None
 
 
-def _reader(run: Run) -> Tokenizer:
-    """Returns the tokenizer of sources."""
-    return (run.config.model.family == 'encoder_decoder' and run.tokenizers.source) or run.tokenizers.target
-
-
 def _written(run: Run, pairs: Sequence[tuple[str, str]], ended: bool) -> Iterator[list[Fields]]:
     """Yields the row of each pair, as in training."""
     template = special_tokens.template_of(run.config, run.tokenizers)
-    given = _reader(run).encode_batch([source for source, _ in pairs])
+    given = texts_lib.reader(run.config, run.tokenizers).encode_batch([source for source, _ in pairs])
     wanted = run.tokenizers.target.encode_batch([target for _, target in pairs])
     for source, target in zip(given, wanted, strict=True):
         yield [template.write(np.array(source, np.int32), np.array(target, np.int32), ended)]

@@ -10,6 +10,7 @@ import jax
 from jax.experimental import multihost_utils
 
 from tformer import config as config_lib
+from tformer.commands import texts as texts_lib
 from tformer.config import Config, Model
 from tformer.config.tasks import TASKS
 from tformer.data.batches import mixture, pipeline
@@ -160,7 +161,7 @@ def write(
     plain = standard(config)  # so that runs that differ in numbers alone share a program
     mesh = meshes.mesh_of(variables)
     rows, multiple = meshes.batch_sharding(mesh), meshes.row_multiple(mesh, config.mesh)
-    left = sum(number not in done for number in range(len(texts)))
+    left = sum(number not in done for number in range(len(texts_lib.several(texts))))
 
     def written() -> Iterator[tuple[int, list[Output]]]:
         read = in_fewer_bits(plain.model, variables, plain.decode.quantization, draft)

@@ -3,9 +3,12 @@
 import os
 import pathlib
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
+from tformer.config import Config
 from tformer.data.sources import text_reader
+from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.data.tokenizers.vocabulary import Tokenizer
 from tformer.errors import UserError
 
@@ -14,8 +17,10 @@ def given(arguments: list[str], file: str | None) -> list[str]:
     """Returns the arguments, else the lines of `file`, else those of standard input.
 
     Raises:
-      UserError: no text is given, or it is not UTF-8, or it has a NUL byte.
+      UserError: no text is given, or arguments and a file are, or it is not UTF-8, or it has a NUL byte.
     """
+    if arguments and file is not None:
+        raise UserError(f'--input={file}: the arguments are texts, too; give one of them')
     if arguments:
         return [_utf8(os.fsencode(text), 'the arguments') for text in arguments]
     text = (
@@ -24,6 +29,29 @@ def given(arguments: list[str], file: str | None) -> list[str]:
     if not text:
         raise UserError('no text is given: pass it as arguments, with --input=FILE, or on standard input')
     return [line.removesuffix('\r') for line in text.removesuffix('\n').split('\n')]  # nothing else ends a line
+
+
+def several(texts: Sequence[Any]) -> Sequence[Any]:
+    """Returns `texts`, unless they are a single one, whose letters or fields would each be taken for a text.
+
+    Raises:
+      UserError: they are.
+    """
+    if isinstance(texts, str | Mapping):
+        raise UserError(f'texts must be a list of texts, such as [{str(texts)[:40]!r}], and not one text')
+    return texts
+
+
+def reader(config: Config, tokenizers: Tokenizers) -> Tokenizer:
+    """Returns the tokenizer of the texts that a run is given."""
+    return (config.model.family == 'encoder_decoder' and tokenizers.source) or tokenizers.target
+
+
+def contents(texts: Iterable[Any]) -> list[str]:
+    """Returns all that texts and the messages of chats say."""
+    chats = [[{'content': text}] if isinstance(text, str) else text for text in texts]
+    messages = (message for chat in chats for message in chat if isinstance(message, Mapping))
+    return [str(message.get('content', '')) for message in messages]
 
 
 def say_unknown(tokenizer: Tokenizer, texts: Iterable[str]) -> None:

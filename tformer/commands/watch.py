@@ -44,6 +44,8 @@ def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) 
     jax.config.update('jax_platforms', 'cpu')  # it computes nothing that an accelerator is for
     stores.require_local(pathlib.Path(arguments[0]))
     watched = Watched(arguments[0], flags.metric, flags.baseline)
+    if flags.serve is None and flags['host'].present:
+        raise UserError('--host is of --serve: give both')
     asked = [flag for flag in ('prune', 'stop', 'resume') if flags[flag].value is not None]
     if len(asked) > 1 or (asked and (flags.serve is not None or flags.once)):
         raise UserError(f'--{asked[0]}: one thing at a time')

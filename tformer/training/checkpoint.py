@@ -175,8 +175,7 @@ def _shapes(workdir: pathlib.Path, step: int) -> dict[str, Any]:
     """Returns the shapes and dtypes of what is evaluated, under the names that the checkpoint gives them."""
     import orbax.checkpoint as ocp
 
-    with ocp.Checkpointer(ocp.CompositeCheckpointHandler(variables=ocp.StandardCheckpointHandler())) as reader:
-        return dict(reader.metadata(directory(workdir, step)).item_metadata['variables'])
+    return dict(ocp.StandardCheckpointHandler().metadata(directory(workdir, step) / 'variables'))
 
 
 def _variables(workdir: pathlib.Path, step: int, shardings: Any = None) -> dict[str, Any]:

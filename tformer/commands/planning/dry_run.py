@@ -134,10 +134,9 @@ def make_mesh(config: Config, target: Target) -> Mesh:
     """
     mesh = meshes.make_mesh(config.mesh, target.devices())
     if mesh.size < target.count:
-        raise UserError(
-            f'{target} has {target.count:,} devices, the mesh names {mesh.size:,}: an axis of -1, e.g. mesh.data=-1, '
-            'takes all that are left'
-        )
+        rest = ': an axis of -1, e.g. mesh.data=-1, takes all that are left'
+        said = meshes.nearest_size(mesh.size, target.count) or rest
+        raise UserError(f'{target} has {target.count:,} devices, the mesh names {mesh.size:,}{said}')
     return mesh
 
 

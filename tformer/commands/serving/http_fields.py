@@ -164,4 +164,15 @@ def _messages(fields: dict[str, Any]) -> list[Any]:
     messages = fields.pop('messages', None)
     if not isinstance(messages, list) or not messages:
         raise Refusal(400, 'messages must be a list of {"role": ..., "content": ...}')
-    return [messages]
+    return [[_plain(message) for message in messages]]
+
+
+def _plain(message: Any) -> Any:
+    """Returns a message whose content is one text where the parts of it are texts."""
+    parts = message.get('content') if isinstance(message, dict) else None
+    if not isinstance(parts, list) or not parts:
+        return message
+    for part in parts:
+        if not isinstance(part, dict) or part.get('type') != 'text' or not isinstance(part.get('text'), str):
+            raise Refusal(400, 'messages: a part of a content must be {"type": "text", "text": ...}')
+    return {**message, 'content': ''.join(part['text'] for part in parts)}

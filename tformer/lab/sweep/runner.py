@@ -51,6 +51,8 @@ class Placement:
                 raise UserError(f'--{name}={number} must be positive')
         if self.transform is not None:
             choose(TRANSFORMS, self.transform, '--transform')
+            if self.together == 1:
+                raise UserError('--transform is of trials that share one program: give --together')
         if self.processes > 1 and self.together > 1:
             raise UserError('--processes and --together: trials in one program need one process')
 
