@@ -91,6 +91,7 @@ def test_data_parallel_steps_reduce_every_gradient_once():
     assert done == pytest.approx(run.asked, rel=0.02)
 
 
+@pytest.mark.slow
 def test_fsdp_gathers_each_layer_forward_and_again_backward():
     run, sent = compiled(mesh={'data': 1, 'fsdp': 8}, remat='full')
     assert {axes for _, axes in sent} == {('fsdp',)}
@@ -127,6 +128,7 @@ def test_tensor_parallel_layers_reduce_activations():
     assert sent['all-reduce', ('tensor',)] == pytest.approx(layers + once, rel=0.05)  # and before the logits
 
 
+@pytest.mark.slow
 def test_a_pipeline_is_compiled_as_a_pipeline():
     """Microbatches pass from stage to stage, no device holds the layers of another stage, and stages share the tables;
     the last norm is whole. Gradients of a stage's layers are summed over `data` once, and not at every tick."""
@@ -146,6 +148,7 @@ def test_generation_is_compiled_as_two_programs():
     assert costs.flops(prefill.program) == rows * 15 * 2 * (weights + pairs)
 
 
+@pytest.mark.slow
 def test_devices_that_split_the_tokens_of_a_row_hold_and_read_a_part_of_its_slots():
     """Of 16 + 16, eight of each of eight rows. Nothing of a prompt but positions is gathered; in a step each layer's
     largest score, sum of weights and sum of values are those of all parts."""
@@ -162,7 +165,8 @@ def test_devices_that_split_the_tokens_of_a_row_hold_and_read_a_part_of_its_slot
     assert costs.flops(step.program) < 8 * 2 * (LAYERS * LAYER + D * V + 2 * LAYERS * D * 32 / 2)
 
 
-@pytest.mark.parametrize('mesh', [{'data': 8}, pytest.param({'data': 4, 'tensor': 2}, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize('mesh', [{'data': 8}, pytest.param({'data': 4, 'tensor': 2}, marks=pytest.mark.proof)])
 def test_generation_in_eight_bits_holds_integers_and_scales_in_the_place_of_kernels(mesh):
     """A byte for each number of a product, and four for each of its outputs: of norms there are none. Those of the
     layers are there twice, as steps read each layer's by themselves."""
@@ -246,6 +250,8 @@ def test_meshes_that_name_devices():
         dry_run.compile_program('train step', small(mesh={'data': 8}, rows=12), CPUS)
     with pytest.raises(errors.UserError, match=r'cpu:8 has 8 devices, the mesh names 4: .*mesh.data=-1'):
         dry_run.compile_program('train step', small(mesh={'data': 4}), CPUS)
+    with pytest.raises(errors.UserError, match=r'the mesh names 3: 3 does not divide 8; nearest that does: 2$'):
+        dry_run.compile_program('train step', small(mesh={'data': 1, 'tensor': 3}), CPUS)
 
 
 def inspect(*flags, code=0):
@@ -261,6 +267,7 @@ def inspect(*flags, code=0):
     return ran.stdout, ran.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.stack
 def test_the_command_on_64_devices():
     """There are eight here (conftest.py). All that a step holds is split as the mesh says; the products are shared."""
@@ -279,6 +286,7 @@ def test_the_command_on_64_devices():
     assert 30 < float(found[3]) <= 100
 
 
+@pytest.mark.slow
 def test_what_is_trained_in_packed_rows_is_decoded_one_text_a_row():
     cfg = small('encoder_decoder')
     packed = config.override(cfg, {'data.batching': 'pack'})
@@ -301,7 +309,7 @@ def test_without_a_mesh_nothing_is_compiled():
     assert 'parameters, with a vocabulary' in said and 'train step' not in said and told == ''
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_flags_that_do_not_go_together_are_refused():
     assert 'not both' in inspect('--data', '--device=cpu:8', code=2)[1]
     assert 'need --device' in inspect('--decode', code=2)[1]
@@ -310,6 +318,7 @@ def test_flags_that_do_not_go_together_are_refused():
     assert "'v5e:8' is not a layout of TPU v5e" in inspect('--device=v5e:8', code=2)[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('tied', ['all', None])
 def test_more_chunks_of_the_loss_exchange_no_more_between_devices(tied):
     """Each device adds up the gradient of its own rows over all chunks, and exchanges the sum."""
@@ -322,6 +331,7 @@ def test_more_chunks_of_the_loss_exchange_no_more_between_devices(tied):
     assert 512 * D * 4 < many < 1.02 * few
 
 
+@pytest.mark.slow
 def test_the_gradient_of_rows_that_are_read_is_summed_by_the_devices_that_hold_their_columns():
     """Of each row of a table that is read a device gathers what others hold, and sends nothing of its gradient. Of the
     kernel of logits it gathers that, too, and on CPUs sums the gradient of the whole, twice as many bytes."""
@@ -333,6 +343,7 @@ def test_the_gradient_of_rows_that_are_read_is_summed_by_the_devices_that_hold_t
     assert sent[1] - sent[0] == pytest.approx((1 + 3) * 512 * D * 4 * 7 / 8, rel=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('tied', ['all', None])
 @pytest.mark.parametrize(('chunk', 'halves'), [(None, 1), (8, 2)])
 def test_a_vocabulary_that_the_mesh_does_not_divide_gathers_gradients_and_no_logits(tied, chunk, halves):

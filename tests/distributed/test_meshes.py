@@ -19,6 +19,8 @@ def test_a_minus_one_takes_what_the_others_leave():
         match=r'^mesh\.data=-1, mesh\.tensor=3 do not fit the 8 devices there are: 3 .* nearest that does: 2$',
     ):
         meshes.make_mesh(Mesh(data=-1, tensor=3))
+    with pytest.raises(UserError, match=r'^mesh\.fsdp=16 do not fit .* there are: 16 are asked for, at most 8 can be$'):
+        meshes.make_mesh(Mesh(data=1, fsdp=16))
 
 
 def test_the_mesh_of_arrays_is_that_which_they_are_on_or_their_device():

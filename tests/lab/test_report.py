@@ -343,7 +343,7 @@ def test_many_arms_have_few_words(tmp_path: pathlib.Path, monkeypatch) -> None:
     assert data['arms'] == list(map(prose.brief, report.arms)) and len(data['curves']['train/loss']) == explore.CURVES
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_thousand_runs_make_a_page_that_loads(tmp_path: pathlib.Path, monkeypatch) -> None:
     """500 arms of four fields with long names, two of whose runs are broken; no model is looked at."""
     rng, arms = np.random.default_rng(0), [({}, {0: 1.0, 1: 1.1})]
@@ -419,9 +419,10 @@ DAMAGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('damage', DAMAGES)
 @pytest.mark.parametrize('name', ['result.json', 'metrics.jsonl', 'config.json', 'predictions_test.jsonl'])
-@pytest.mark.parametrize('listed', [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('listed', [True, pytest.param(False, marks=pytest.mark.proof)])
 def test_a_damaged_file_ends_no_report_and_is_named_in_it(
     home: pathlib.Path, number: int, tmp_path: pathlib.Path, monkeypatch, name: str, damage: str, listed: bool
 ) -> None:
@@ -574,6 +575,7 @@ def test_the_front_is_what_no_arm_beats() -> None:
     assert costs.front(spent, means, lower_is_better=False) == {'a'}
 
 
+@pytest.mark.slow
 def test_a_field_of_numbers_is_drawn_in_lines_with_the_best_of_each(tmp_path: pathlib.Path) -> None:
     rates, widths = (1e-4, 1e-3, 1e-2, 0.1, 1.0, 2.0), (16, 32)
     best = {16: 1e-3, 32: 1e-4}
@@ -676,6 +678,7 @@ def test_a_field_that_goes_along_with_the_cause_is_not_credited(shape: str, corr
     assert cause >= (0.9 if arms == 30 and shape != 'cliff' else 0.2)
 
 
+@pytest.mark.slow
 def test_the_law_of_exact_losses_is_found() -> None:
     """E 1.7, A 40, a 0.4, B 60, b 0.5, of one run each without noise."""
     N, D = (each.ravel() for each in np.meshgrid([1e4, 3e4, 1e5, 3e5], [1e5, 3e5, 1e6, 3e6]))
@@ -716,6 +719,7 @@ def without_bounds(monkeypatch) -> None:
     monkeypatch.setattr(scaling, 'bootstrap', none)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures('without_bounds')
 def test_the_scaling_law_is_of_the_best_arms_and_of_the_tokens_that_their_losses_had(tmp_path: pathlib.Path) -> None:
     home = sized(tmp_path / 'rates', 'optimizer.learning_rate', (1e-3, 1e-2), number=4)
@@ -729,6 +733,7 @@ def test_the_scaling_law_is_of_the_best_arms_and_of_the_tokens_that_their_losses
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures('without_bounds')
 def test_what_arms_differ_in_besides_their_sizes_is_said_or_has_no_law(tmp_path: pathlib.Path) -> None:
     found = computed_of(sized(tmp_path / 'norms', 'model.norm', ('layernorm', 'rmsnorm'))).scaling
@@ -743,6 +748,7 @@ def test_what_arms_differ_in_besides_their_sizes_is_said_or_has_no_law(tmp_path:
     assert computed_of(built(tmp_path / 'one', ARMS)).scaling is None
 
 
+@pytest.mark.slow
 def test_iso_flop_designs_have_parabolas(tmp_path: pathlib.Path) -> None:
     """Three budgets of four sizes each; the law is the same in N and D, so that the best N is that of D = N."""
     C = np.repeat([6e10, 6e11, 6e12], 4)
@@ -813,7 +819,7 @@ def test_texts_of_the_same_seed_are_compared(tmp_path: pathlib.Path) -> None:
 # ------------------------------------------------------------------------------------------------------------ the files
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_the_same_runs_give_the_same_bytes(tmp_path: pathlib.Path, monkeypatch) -> None:
     made = []
     for place, backwards in (('a', False), ('b', True)):
@@ -895,8 +901,15 @@ def test_the_tables_are_files_of_their_own_too(home: pathlib.Path, tmp_path: pat
     cells = [[tables.Cell('b,c', True), tables.Cell(each, False)] for each in ('-0.1 to +0.2', '-')]
     intervals = tables.Table('x', 'x', ['a', '95 %'], [False, True], cells)
     assert tables.csv_text(intervals) == 'a,"95 %, low","95 %, high"\n"b,c",-0.1,+0.2\n"b,c",,\n'
+    said = ['0.171 ± 0.025', '1,174, -0.003 within noise', '7.8 ± 0.1, +0.5 worse', prose.NONE]
+    metrics = tables.Table('m', 'M', ['test/loss'], [True], [[tables.Cell(each, False)] for each in said])
+    assert tables.csv_text(metrics) == (
+        '"test/loss, mean","test/loss, sd","test/loss, difference","test/loss, verdict"\n'
+        '0.171,0.025,,\n1174,,-0.003,within noise\n7.8,0.1,+0.5,worse\n,,,\n'
+    )
 
 
+@pytest.mark.slow
 def test_probabilities_in_csv_are_numbers_however_small(tmp_path: pathlib.Path) -> None:
     far = {0: 5.50, 1: 5.51, 2: 5.54}
     place, files = built(tmp_path / 'x', [({}, BASE), (ARMS[1][0], far)]), tmp_path / 'files'
@@ -1071,6 +1084,7 @@ def seen(tmp_path: pathlib.Path, frames: Sequence[tuple[str, int]], look: str) -
     return json.loads(html.unescape(title[1]))
 
 
+@pytest.mark.slow
 @needs_chromium
 def test_a_browser_shows_the_page_without_a_complaint_and_on_a_phone(
     home: pathlib.Path, hostile: pathlib.Path, tmp_path: pathlib.Path
@@ -1101,7 +1115,7 @@ DARK = '@media screen and (prefers-color-scheme: dark)'
 
 
 @needs_chromium
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_page_fits_every_screen_and_paper(home: pathlib.Path, wide_search: str, tmp_path: pathlib.Path) -> None:
     """Nothing is wider than the page, no label lies on another, and what a screen shows unasked fits its tables."""
     frames = []
@@ -1136,7 +1150,7 @@ def test_a_page_fits_every_screen_and_paper(home: pathlib.Path, wide_search: str
 
 
 @needs_chromium
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_reader_explores_a_page(wide_search: str, tmp_path: pathlib.Path) -> None:
     look = """
       const shown = () => [...page.querySelectorAll('#against-the-baseline tbody tr')]

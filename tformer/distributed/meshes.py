@@ -18,10 +18,12 @@ AXES = config_lib.AXES
 ROWS = ('data', 'fsdp', 'expert', 'pipeline')  # the axes that split the rows of a batch; in a pipeline its own does not
 
 
-def _nearest(known: int, count: int) -> str:
+def nearest_size(known: int, count: int) -> str:
     """Returns in words which product of sizes would divide the devices; '' where this one does."""
-    if count % known == 0 or known > count:
+    if count % known == 0:
         return ''
+    if known > count:
+        return f': {known} are asked for, at most {count} can be'
     nearest = min((size for size in range(1, count + 1) if count % size == 0), key=lambda size: abs(size - known))
     return f': {known} does not divide {count}; nearest that does: {nearest}'
 
@@ -39,7 +41,7 @@ def make_mesh(config: config_lib.Mesh, devices: Sequence[jax.Device] | None = No
     asked = ', '.join(f'mesh.{axis}={size}' for axis, size in zip(AXES, sizes, strict=True) if size != 1)
     if known > len(devices) or (-1 in sizes and len(devices) % known):
         raise errors.UserError(
-            f'{asked} do not fit the {len(devices)} devices there are{_nearest(known, len(devices))}'
+            f'{asked} do not fit the {len(devices)} devices there are{nearest_size(known, len(devices))}'
         )
     sizes = [len(devices) // known if size == -1 else size for size in sizes]
     try:

@@ -12,8 +12,13 @@ from markdown_it import MarkdownIt
 from tformer.lab.report import prose, render
 
 SPREAD = ' ± sd'  # ends the name of a column of means with their standard deviations
-PAIRS = {' ± ': ('mean', 'sd'), ' to ': ('low', 'high')}
-NUMBER = re.compile(r'[+-]?\d[\d,]*(\.\d+)?(e[+-]?\d+)?')
+NUMBER = re.compile(r'[+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?')
+_MEAN = f'({NUMBER.pattern})(?: ± ({NUMBER.pattern}))?'
+PARTS = {  # of cells that say several things, each in a column of its own
+    re.compile(_MEAN): ('mean', 'sd'),
+    re.compile(f'({NUMBER.pattern})(?: to ({NUMBER.pattern}))?'): ('low', 'high'),
+    re.compile(f'{_MEAN}(?:, ({NUMBER.pattern}) (.+))?'): ('mean', 'sd', 'difference', 'verdict'),
+}
 ESCAPES = {
     '\\': r'\textbackslash{}', '~': r'\textasciitilde{}', '^': r'\textasciicircum{}', '±': r'$\pm$',
     '<': r'\textless{}', '>': r'\textgreater{}', '"': r'\char34{}', '|': r'\textbar{}', '…': r'\dots{}',
@@ -64,32 +69,36 @@ def tables(text: str) -> list[Table]:
 
 
 def csv_text(table: Table) -> str:
-    """Returns a table as CSV: bare numbers, nothing where a number is unknown, 'a ± b' and 'a to b' in two columns."""
+    """Returns a table as CSV: bare numbers, nothing where a number is unknown, and the `PARTS` of cells in columns."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator='\n')
-    pairs = [_pair([row[i] for row in table.rows]) for i in range(len(table.columns))]
+    patterns = [_pattern([row[i] for row in table.rows]) for i in range(len(table.columns))]
     names = list[str]()
-    for name, pair in zip(table.columns, pairs, strict=True):
+    for name, pattern in zip(table.columns, patterns, strict=True):
         whole = name.removesuffix(f', mean{SPREAD}').removesuffix(f'mean{SPREAD}')
-        names += [f'{whole}, {end}'.removeprefix(', ') for end in PAIRS[pair]] if pair else [name]
+        names += [f'{whole}, {end}'.removeprefix(', ') for end in PARTS[pattern]] if pattern else [name]
     writer.writerow(names)
     for row in table.rows:
         values = list[str]()
-        for cell, pair in zip(row, pairs, strict=True):
-            parts = cell.text.partition(pair)[::2] if pair else (cell.text,)
+        for cell, pattern in zip(row, patterns, strict=True):
+            parts = _parts(cell.text, pattern) if pattern else [cell.text]
             values += [part if cell.code else _bare(part) for part in parts]
         writer.writerow(values)
     return file.getvalue()
 
 
-def _pair(cells: Sequence[Cell]) -> str:
-    """Returns what stands between the two numbers of every cell of a column that has them; '' in other columns."""
-    for between in PAIRS:
-        ends = [end for cell in cells if between in cell.text for end in cell.text.split(between)]
-        numbers = ends + [cell.text for cell in cells if between not in cell.text and cell.text != prose.NONE]
-        if ends and not any(cell.code for cell in cells) and all(map(NUMBER.fullmatch, numbers)):
-            return between
-    return ''
+def _pattern(cells: Sequence[Cell]) -> re.Pattern[str] | None:
+    """Returns the first of `PARTS` that every cell of a column has, and one has whole; None in other columns."""
+    for pattern in PARTS:
+        found = [pattern.fullmatch(cell.text) for cell in cells if cell.text != prose.NONE]
+        if not any(cell.code for cell in cells) and all(found) and any(each and each[pattern.groups] for each in found):
+            return pattern
+    return None
+
+
+def _parts(text: str, pattern: re.Pattern[str]) -> list[str]:
+    found = pattern.fullmatch(text)
+    return [part or '' for part in found.groups()] if found else [''] * pattern.groups
 
 
 def _bare(text: str) -> str:
