@@ -76,16 +76,18 @@ def mapped() -> int:
 
 def pytest_addoption(parser):
     parser.addoption('--store-shares', action='store_true', help='store the share of the time that each file takes')
-    parser.addoption('--sample', type=int, default=1, help='run the first of every so many slow tests of a file')
+    parser.addoption('--sample', type=int, default=1, help='run the first of every so many proofs of a file')
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(config, items):
     """The longest files come first, so that no worker ends alone; the tests of one case stand together."""
     for item in items:
-        for mark in item.iter_markers('slow_cases'):
-            if item.callspec.id in mark.args:
-                item.add_marker('slow')
+        for kind in ('slow', 'proof'):
+            if any(item.callspec.id in mark.args for mark in item.iter_markers(f'{kind}_cases')):
+                item.add_marker(kind)
+        if item.get_closest_marker('proof'):
+            item.add_marker('slow')
     sample(config, items)
     for item in items if accelerator.MODE is None else ():
         if item.get_closest_marker('accelerator'):
@@ -106,14 +108,15 @@ def pytest_collection_modifyitems(config, items):
 
 
 def sample(config, items):
-    """Leaves out slow tests as `--sample` asks: which ones depends on their order in their file alone."""
+    """Leaves out proofs as `--sample` asks: which ones depends on their order in their file alone."""
     of_file = collections.Counter()
     left_out = []
     for item in items if config.option.sample > 1 else ():
-        if item.get_closest_marker('slow'):
-            if of_file[item.location[0]] % config.option.sample:
+        if proof := item.get_closest_marker('proof'):
+            sampled = proof.kwargs.get('sampled', True)
+            if not sampled or of_file[item.location[0]] % config.option.sample:
                 left_out.append(item)
-            of_file[item.location[0]] += 1
+            of_file[item.location[0]] += sampled
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         gone = set(left_out)
@@ -121,7 +124,8 @@ def sample(config, items):
 
 
 def pytest_runtest_logreport(report):
-    SECONDS['slow' if 'slow' in report.keywords else 'quick'][report.location[0]] += report.duration
+    kind = next((kind for kind in ('proof', 'slow') if kind in report.keywords), 'quick')
+    SECONDS[kind][report.location[0]] += report.duration
 
 
 def pytest_terminal_summary(terminalreporter, config):

@@ -231,7 +231,7 @@ def run(arguments: list[str], folder: pathlib.Path) -> str:
     return ran.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_the_lines_of_python_run(tmp_path: pathlib.Path) -> None:
     shutil.copytree(ROOT / 'configs', tmp_path / 'configs')
     run(['-m', 'tformer', 'train', '--config=configs/g2p.py:smoke', '--workdir=runs/demo'], tmp_path)
@@ -250,6 +250,7 @@ def test_the_sizes_of_caches_are_what_the_lines_beside_them_print(capsys: pytest
     assert [(f'{number:,}', f'{number * 2 * 8 * 4096 / 2**30:g}') for number in printed] == rows and len(rows) == 4
 
 
+@pytest.mark.slow
 def test_the_file_from_outside_the_package_adds_its_row(tmp_path: pathlib.Path) -> None:
     (code,) = (code for code in blocks(TEXTS['docs/how-to/extend.md'], 'python') if 'def star_relu' in code)
     (tmp_path / 'my_activation.py').write_text(code)
@@ -258,7 +259,7 @@ def test_the_file_from_outside_the_package_adds_its_row(tmp_path: pathlib.Path) 
     assert 'star_relu' in shown
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_the_tutorial_runs(tmp_path: pathlib.Path) -> None:
     cells = json.loads(TUTORIAL.read_text())['cells']
     code = '\n\n'.join(''.join(cell['source']) for cell in cells if cell['cell_type'] == 'code')
@@ -268,7 +269,7 @@ def test_the_tutorial_runs(tmp_path: pathlib.Path) -> None:
     run(['-c', code], tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_the_first_sweep_that_is_shown_runs_to_its_report(tmp_path: pathlib.Path) -> None:
     """As it stands there, at the recipe's smallest size."""
     code = next(code for _, code in python_blocks() if 'def get_sweep' in code and 'search(' not in code)
@@ -281,7 +282,7 @@ def test_the_first_sweep_that_is_shown_runs_to_its_report(tmp_path: pathlib.Path
     assert '- `norm=rmsnorm`: test loss ' in report and ' by Dunnett): ' in report
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_the_first_search_that_is_shown_runs_to_its_report(tmp_path: pathlib.Path) -> None:
     """As it stands there, at the recipe's smallest size and nine steps."""
     pytest.importorskip('optuna')
@@ -297,7 +298,7 @@ def test_the_first_search_that_is_shown_runs_to_its_report(tmp_path: pathlib.Pat
     assert ' with 5 fresh seeds. The searched runs decide nothing' in report
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_the_site_builds_without_a_broken_link(tmp_path: pathlib.Path) -> None:
     pytest.importorskip('mkdocs')
     pytest.importorskip('mkdocs_jupyter')

@@ -94,6 +94,7 @@ def test_imports_run_one_way(name):
     assert not [other for other in ours if part(other) != part(name) and RANK[part(other)] >= RANK[part(name)]]
 
 
+@pytest.mark.slow
 def test_no_module_imports_what_it_never_may():
     for who, whom in NEVER:
         assert any(begins(name, who) for name in MODULES)
@@ -146,6 +147,7 @@ BEFORE_USE = [
 SEEN = "print(sorted({name.split('.')[0] for name in sys.modules} & set(sys.argv[-1].split())))"
 
 
+@pytest.mark.slow
 def test_train_evaluate_and_generate_import_nothing_that_is_slow_before_they_use_it():
     names = ', '.join(f'tformer.commands.{name}' for name in ('train', 'evaluate', 'generate', 'inspect'))
     assert python(f'import sys, {names}; {SEEN}', ' '.join(BEFORE_USE)) == '[]'
@@ -167,7 +169,7 @@ train_command.train_and_evaluate(cfg, sys.argv[1])
 """
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_training_loads_neither_tensorflow_nor_torch_where_both_are_installed_nor_what_else_it_needs_not(tmp_path):
     """Empty packages of their names stand in front of any real ones: whoever tries to import them, gets them."""
     for name in ('tensorflow', 'torch'):

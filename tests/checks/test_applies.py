@@ -140,6 +140,7 @@ SURROUNDINGS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('field', RULES)
 def test_a_field_without_effect_is_refused_where_it_is_stated_and_dropped_from_a_recipe(field: str) -> None:
     assert somewhere(field, applies=True)
@@ -157,6 +158,7 @@ def test_a_field_without_effect_is_refused_where_it_is_stated_and_dropped_from_a
     assert checks.settle(settled, say=said.append) == settled and len(said) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('field', RULES)
 def test_a_field_with_an_effect_is_kept(field: str) -> None:
     config = override(somewhere(field, applies=True), {field: other(field)})

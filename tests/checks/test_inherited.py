@@ -150,7 +150,7 @@ def test_a_recipe_states_no_shape_and_says_nothing_of_what_it_takes(tmp_path, ca
     checks.resolve(cfg, vocab_size=theirs.vocab_size or 1, encoder_vocab_size=theirs.vocab_size, num_classes=2)
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize(('variant', 'family', 'fresh'), TRAINED)
 def test_a_recipe_trains_from_the_hub(tmp_path, capsys, variant, family, fresh) -> None:
     hub_directories.write(tmp_path / 'hub', family)

@@ -35,6 +35,7 @@ def test_the_table_of_knobs_is_the_fields_of_the_model():
     assert list(KNOBS) == [field.name for field in dataclasses.fields(Model)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('field', KNOBS)
 def test_every_field_changes_the_program_or_the_parameters(field):
     objective, cfg, value = KNOBS[field]
@@ -42,17 +43,20 @@ def test_every_field_changes_the_program_or_the_parameters(field):
     assert trace(objective, changed(field, cfg, value)) != trace(objective, cfg)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('field, objective, cfg, value', FURTHER)
 def test_a_field_changes_the_program_wherever_it_applies(field, objective, cfg, value):
     checks.check_here(run_of(objective, changed(field, cfg, value)))
     assert trace(objective, changed(field, cfg, value)) != trace(objective, cfg)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('objective, cfg', [('causal_lm', DECODER), ('masked_lm', ENCODER), ('seq2seq', BOTH)])
 def test_the_same_configuration_gives_the_same_program(objective, cfg):
     assert trace.__wrapped__(objective, cfg) == trace(objective, cfg)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('field', [name for name in checks.TABLES if name.startswith('model.')])
 def test_every_key_of_a_table_is_a_program_of_its_own(field):
     name, keys = field.removeprefix('model.'), dict.fromkeys(checks.TABLES[field])

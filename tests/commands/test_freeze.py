@@ -20,8 +20,9 @@ from tformer.errors import UserError
 pytest.importorskip('flatbuffers')
 
 
-@pytest.mark.parametrize('kind', ['llama', pytest.param('deepseek_v3', marks=pytest.mark.slow), 'encoder_decoder'])
-@pytest.mark.slow_cases('encoder_decoder')
+@pytest.mark.slow
+@pytest.mark.parametrize('kind', ['llama', pytest.param('deepseek_v3', marks=pytest.mark.proof), 'encoder_decoder'])
+@pytest.mark.proof_cases('encoder_decoder')
 def test_a_frozen_run_writes_what_the_run_writes(kind, tmp_path) -> None:
     """Prompts of three padded lengths, more texts than rows."""
     if kind != 'encoder_decoder':
@@ -44,6 +45,7 @@ def test_a_frozen_run_writes_what_the_run_writes(kind, tmp_path) -> None:
         frozen.write(texts, 500)
 
 
+@pytest.mark.slow
 def test_a_frozen_run_holds_kernels_in_the_dtype_of_the_activations(tmp_path) -> None:
     sizes = {}
     for dtype in ('float32', 'bfloat16'):
@@ -59,11 +61,12 @@ def test_a_frozen_run_holds_kernels_in_the_dtype_of_the_activations(tmp_path) ->
 WIDE = {'dtype': 'bfloat16', 'emb_dim': 256, 'mlp_dim': 256, 'num_heads': 4, 'max_len': 256, 'norm': 'rmsnorm'}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('backend', 'platforms', 'kernel'),
     [('gpu', [], 'auto'), ('gpu', ['cpu', 'cuda'], 'triton'), ('tpu', ['cpu', 'tpu'], 'auto')],
 )
-@pytest.mark.slow_cases('tpu-platforms2-auto')
+@pytest.mark.proof_cases('tpu-platforms2-auto')
 def test_an_accelerator_writes_programs_without_kernels_of_its_own(
     monkeypatch, tmp_path, backend, platforms, kernel
 ) -> None:
@@ -78,7 +81,8 @@ def test_an_accelerator_writes_programs_without_kernels_of_its_own(
     assert frozen.write(texts, 7) == run.generate(texts)
 
 
-@pytest.mark.parametrize('backend', ['cpu', pytest.param('tpu', marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize('backend', ['cpu', pytest.param('tpu', marks=pytest.mark.proof)])
 def test_programs_for_a_tpu_alone_have_its_kernels(monkeypatch, tmp_path, backend) -> None:
     run = fresh_run('causal_lm', family='decoder', letters='abcdefgh', fields=WIDE | {'num_experts': 4})
     monkeypatch.setattr(jax, 'default_backend', lambda: backend)
@@ -87,6 +91,7 @@ def test_programs_for_a_tpu_alone_have_its_kernels(monkeypatch, tmp_path, backen
     assert program.platforms == ('tpu',) and 'tpu_custom_call' in program.mlir_module()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('fields', 'said'),
     [
@@ -109,7 +114,7 @@ def test_what_a_run_says_of_lengths_and_draws_is_frozen_with_it(tmp_path, capsys
     assert (frozen.write(texts) == frozen.write(texts, seed=3)) == bool(said)
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_form_and_biases_are_frozen_with_their_run(tmp_path) -> None:
     run = fresh_run('causal_lm', family='decoder', letters='abcdefgh')
     changes = {'decode.regex': '[a-h]{4,6}', 'decode.bias': 'ab=5,c=9', 'decode.max_len': '7'}
@@ -121,7 +126,7 @@ def test_a_form_and_biases_are_frozen_with_their_run(tmp_path) -> None:
         frozen.write(texts, 4)
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_schema_is_frozen_with_its_run(tmp_path) -> None:
     schema = tmp_path / 'schema.json'
     schema.write_text('{"type": "integer", "minimum": 10, "maximum": 47}')

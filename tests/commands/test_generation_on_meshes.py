@@ -58,6 +58,7 @@ def served(run):
         made.engine.step(scheduler.variables, made.engine.insert(scheduler.variables, slots, batch, 0, Drawing()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('write', [batches, free_rows, streamed, served])
 def test_every_way_of_writing_has_the_rules_of_its_mesh(monkeypatch, write):
     """Without them heads, experts and slots are computed whole on every device, to the same texts."""
@@ -75,6 +76,7 @@ def test_every_way_of_writing_has_the_rules_of_its_mesh(monkeypatch, write):
     assert set(seen) == {(True, 2)}
 
 
+@pytest.mark.slow
 def test_writers_that_take_turns_leave_the_caller_its_own_context():
     run = run_on({'data': 4, 'tensor': 2}, batch_size=8)
     for make in (lambda: run.write(TEXTS), lambda: run.write(TEXTS[:3]), lambda: stream(run, TEXTS, 0)):
@@ -87,6 +89,7 @@ def test_writers_that_take_turns_leave_the_caller_its_own_context():
         assert jax.sharding.get_abstract_mesh().empty and not each_device.splits()
 
 
+@pytest.mark.slow
 def test_a_text_that_begins_is_written_to_its_row_and_to_one_that_is_none():
     """A write to one row alone, at a place that is not known, would be one into rows that are gathered."""
     run = run_on({'data': 8})
@@ -120,6 +123,7 @@ def compiled(name, mesh=(), family='decoder', **decode):
     return dry_run.compile_program(name, config.override(config.Config(model, train=train), changes), CPUS)
 
 
+@pytest.mark.slow
 def test_the_tokens_that_a_cut_leaves_are_found_on_every_device_by_itself():
     """Their bounds are sought in some thirty passes over the logits, each of which would wait for all devices."""
     tensor = (('data', 1), ('tensor', 8))
@@ -141,6 +145,7 @@ OPERATIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('way', OPERATIONS)
 def test_a_step_computes_all_that_its_strategy_reads(way):
     fields, times = OPERATIONS[way]
@@ -149,6 +154,7 @@ def test_a_step_computes_all_that_its_strategy_reads(way):
     assert costs.flops(found.program) == pytest.approx(times * costs.flops(one.program), rel=0.15)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('way', OPERATIONS)
 def test_the_first_step_reads_what_a_run_reads(monkeypatch, way):
     """Its rows, tokens and cache are those of the program that writes whole texts."""
@@ -176,6 +182,7 @@ def test_the_first_step_reads_what_a_run_reads(monkeypatch, way):
     assert seen[-1] in steps
 
 
+@pytest.mark.slow
 def test_prompts_are_as_long_as_new_tokens_allow_and_those_of_a_decoder_behind_an_encoder_are_its_start():
     whole, cut = (compiled('prefill', strategy='greedy', max_len=most) for most in (16, 49))
     assert costs.flops(cut.program) == pytest.approx(costs.flops(whole.program) * 15 / 31, rel=0.25)
@@ -187,6 +194,7 @@ def test_prompts_are_as_long_as_new_tokens_allow_and_those_of_a_decoder_behind_a
     assert arguments == pytest.approx(own + across, rel=0.1)
 
 
+@pytest.mark.slow
 def test_what_is_not_trained_drops_nothing_and_has_a_kernel_that_cannot(monkeypatch):
     asked, pick = [], kernel_choice.pick
 

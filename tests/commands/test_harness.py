@@ -61,7 +61,7 @@ ANSWERS = [{'question': question, 'answer': 'a'} for question in ('ab', 'e.e', '
 TEXTS = [{'text': 'ab cd. effe' * times} for times in (1, 7)]
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize(
     ('objective', 'family'),
     [('causal_lm', 'decoder'), ('seq2seq', 'encoder_decoder')],
@@ -85,6 +85,7 @@ def test_tasks_are_scored_as_by_hand(tasks, objective, family) -> None:
         assert found['toy_text']['bits_per_byte,none'] == pytest.approx(bits, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_texts_are_written_as_tasks_ask(tasks) -> None:
     run = fresh_run('causal_lm', family='decoder', letters=LETTERS)
     model, texts = adapter(run), ['ab', 'abc', 'ff', 'e', 'd.']
@@ -125,7 +126,7 @@ def test_the_first_end_cuts_a_text() -> None:
     assert before('a b', ['.', '']) == 'a b'
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_the_command_prints_the_table_and_writes_the_results(tasks, capsys) -> None:
     flags = [f'--workdir={TESTS}/stored_run', f'--include={tasks}', '--limit=2', f'--output={tasks}/out.json']
     command_line.main(['tformer', 'harness', '--tasks=toy_choice', *flags])

@@ -50,11 +50,12 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return place
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     'name',
-    ['gpt2', 'llama', 'bert', *(pytest.param(each, marks=pytest.mark.slow) for each in ('t5', 'bart', 'deepseek_v3'))],
+    ['gpt2', 'llama', 'bert', *(pytest.param(each, marks=pytest.mark.proof) for each in ('t5', 'bart', 'deepseek_v3'))],
 )
-@pytest.mark.slow_cases('llama', 'bert')
+@pytest.mark.proof_cases('llama', 'bert')
 def test_the_workdir_computes_what_the_hubs_library_does(tmp_path: pathlib.Path, name: str) -> None:
     reference = hub_directories.write(tmp_path / 'hub', name, shard_bytes=4000)
     assert (tmp_path / 'hub' / safetensors.INDEX).exists()
@@ -91,7 +92,7 @@ def first_loss(workdir: pathlib.Path) -> float:
 FIELDS = {'train.num_steps': 2, 'train.batch_size': 4, 'train.log_every': 1, 'evaluate.samples': 0, 'mesh.data': 1}
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_training_in_place_is_training_from_the_workdir_or_from_the_hub(tmp_path: pathlib.Path, texts) -> None:
     hub_directories.write(tmp_path / 'hub', 'gpt2')
     for name in ('own', 'lender'):
@@ -105,6 +106,7 @@ def test_training_in_place_is_training_from_the_workdir_or_from_the_hub(tmp_path
     assert first_loss(tmp_path / 'fresh') != first_loss(tmp_path / 'own')
 
 
+@pytest.mark.slow
 def test_a_run_starts_from_its_own_imported_workdir(tmp_path: pathlib.Path, texts: pathlib.Path) -> None:
     """Before the first update its parameters are the hub's, and so are its tokenizers."""
     reference = hub_directories.write(tmp_path / 'hub', 'gpt2')
@@ -144,6 +146,7 @@ def test_a_parameter_is_placed_in_shares_by_any_mesh() -> None:
         assert asked == list(range(len(parameter.names))) and len(placed.addressable_shards) == 8
 
 
+@pytest.mark.slow
 def test_a_checkpoint_in_bfloat16_stays_so_and_one_in_float16_is_widened(tmp_path: pathlib.Path) -> None:
     for dtype, expected in ((ml_dtypes.bfloat16, 'bfloat16'), (np.float16, 'float32')):
         place = tmp_path / expected
@@ -250,9 +253,10 @@ def test_answers_of_two_stacks_are_refused(tmp_path: pathlib.Path, named: str) -
         _ = hub.objective
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not importlib.util.find_spec('transformers'), reason='needs torch and transformers')
 @pytest.mark.parametrize(
-    'name', ['gpt2', *(pytest.param(x, marks=pytest.mark.slow) for x in ('roberta', 't5', 'bart'))]
+    'name', ['gpt2', *(pytest.param(x, marks=pytest.mark.proof) for x in ('roberta', 't5', 'bart'))]
 )
 def test_classes_of_one_text_and_two_are_those_of_the_hubs_library(tmp_path: pathlib.Path, name: str) -> None:
     import tokenizers
@@ -377,6 +381,7 @@ def test_a_pickle_is_read_weights_only_where_torch_is_installed(tmp_path: pathli
         assert '\n' not in str(error.value)
 
 
+@pytest.mark.slow
 def test_the_commands_are_processes_that_end_in_a_line(tmp_path: pathlib.Path) -> None:
     hub_directories.write(tmp_path / 'hub', 'gpt2')
 

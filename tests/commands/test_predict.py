@@ -24,6 +24,7 @@ def logits(run: Run, *texts: str) -> np.ndarray:
     return np.asarray(run.apply({'inputs': inputs, 'positions': np.arange(inputs.size)[None], 'token_types': types}))[0]
 
 
+@pytest.mark.slow
 def test_classes_have_the_softmax_of_the_logits_in_the_order_of_the_texts() -> None:
     run = fresh_run('classification', ('no', 'yes', 'perhaps'))
     texts = ['abc', 'e d c b a a b c d e', {'text': 'bad', 'pair': 'a cab', 'label': 'unread'}, '{"text": "dad"}']
@@ -74,6 +75,7 @@ def pair_of(run: Run, first: str, second: str = '') -> np.ndarray:
     return np.asarray(run.apply({'inputs': inputs, 'token_types': types, **places, 'segment_weights': np.ones((1, 1))}))
 
 
+@pytest.mark.slow
 def test_choices_have_the_softmax_of_the_scores_of_each_with_the_context() -> None:
     run = fresh_run('multiple_choice')
     asked = [('ab', ['c', 'd e', 'e']), ('cab', ['de', 'a b'])]
@@ -93,6 +95,7 @@ def test_cosines_are_the_products_of_the_vectors_of_the_texts() -> None:
     assert found == {'cosine': pytest.approx(float(one @ other), abs=1e-5)} and abs(found['cosine']) < 1
 
 
+@pytest.mark.slow
 def test_answers_are_the_best_spans_of_all_windows() -> None:
     run = fresh_run('question_answering', stride=4)
     asked = [('ab', 'c d e a b c'), ('e', 'edcba' * 5 + ' ' + 'abcde' * 7)]
@@ -130,6 +133,7 @@ def test_no_answer_is_given_where_it_is_better_by_more_than_the_threshold() -> N
         assert predict(Run(run.workdir, config, run.tokenizers, run.variables, run.step), [asked]) == [expected]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('objective', 'text', 'line'),
     [

@@ -43,6 +43,7 @@ def tformer(*arguments: object, given: str | None = None) -> subprocess.Complete
     return subprocess.run(command, env=ENVIRONMENT, input=given, capture_output=True, text=True, timeout=HANG)
 
 
+@pytest.mark.slow
 @pytest.mark.stack
 def test_generate_answers_each_line_of_standard_input_with_the_seed_of_its_flag(trained) -> None:
     flags = ['--seed=3', '--checkpoint=latest', *FLAGS]
@@ -53,7 +54,7 @@ def test_generate_answers_each_line_of_standard_input_with_the_seed_of_its_flag(
 
 
 @pytest.mark.stack
-@pytest.mark.slow
+@pytest.mark.proof
 def test_attention_writes_the_page_of_a_line_of_a_file(trained, tmp_path) -> None:
     (tmp_path / 'lines.txt').write_text(TEXTS[0] + '\n')
     ran = tformer('attention', f'--workdir={trained}', f'--input={tmp_path}/lines.txt', '--checkpoint=latest')
@@ -64,7 +65,7 @@ def test_attention_writes_the_page_of_a_line_of_a_file(trained, tmp_path) -> Non
 
 
 @pytest.mark.stack
-@pytest.mark.slow
+@pytest.mark.proof
 def test_evaluate_scores_the_mean_of_the_newest_checkpoints(trained, tmp_path) -> None:
     run = tmp_path / 'run'
     shutil.copytree(trained, run)
@@ -92,7 +93,7 @@ MODES = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize('mode', MODES)
 def test_benchmark_prints_one_line_of_json(mode: str) -> None:
     processes, devices, flags, keys = MODES[mode]

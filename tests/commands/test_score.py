@@ -25,7 +25,7 @@ RUNS = {
     'encoder_decoder that goes on': ('prefix_lm', 'encoder_decoder', {}),
 }
 QUICK = ('decoder', 'without a start', 'prefix', 'encoder_decoder')
-EVERY = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in RUNS]
+EVERY = [name if name in QUICK else pytest.param(name, marks=pytest.mark.proof) for name in RUNS]
 NEAR = 2e-5  # logits of 30 and large parameters: products of another batch round by 2e-4
 PAIRS = [
     ('ab', 'cde'),
@@ -66,9 +66,10 @@ def by_hand(run: Run, source: str, target: str, ended: bool) -> tuple[list[float
     return [row[token] for row, token in zip(rows, wanted, strict=True)], rows.argmax(-1).tolist() == wanted
 
 
-@pytest.mark.parametrize('ended', [None, *(pytest.param(each, marks=pytest.mark.slow) for each in (False, True))])
+@pytest.mark.slow
+@pytest.mark.parametrize('ended', [None, *(pytest.param(each, marks=pytest.mark.proof) for each in (False, True))])
 @pytest.mark.parametrize('name', EVERY)
-@pytest.mark.slow_cases('prefix-None', 'without a start-None', 'encoder_decoder-None')
+@pytest.mark.proof_cases('prefix-None', 'without a start-None', 'encoder_decoder-None')
 def test_a_score_is_the_sum_of_what_the_logits_say(runs, name, ended) -> None:
     run = runs[name]
     found = score(run, [{'source': source, 'target': target} for source, target in PAIRS], ended=ended)
@@ -85,6 +86,7 @@ def test_a_score_is_the_sum_of_what_the_logits_say(runs, name, ended) -> None:
     assert ended or len({each.greedy for each in found}) == 2
 
 
+@pytest.mark.slow
 def test_the_score_of_a_text_is_that_of_its_beginning_and_of_its_rest(runs) -> None:
     text, run = 'abc de. fa', runs['decoder']
     whole, *parts = score(run, [text, 'abc de', {'source': 'abc de', 'target': '. fa'}])
@@ -93,7 +95,10 @@ def test_the_score_of_a_text_is_that_of_its_beginning_and_of_its_rest(runs) -> N
     assert spaced[0].pieces == spaced[1].pieces and len(spaced[0].pieces) == 3
 
 
-@pytest.mark.parametrize('stride', [5, None, *(pytest.param(each, marks=pytest.mark.slow) for each in (1, 16, 31, 32))])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    'stride', [5, None, *(pytest.param(each, marks=pytest.mark.proof) for each in (1, 16, 31, 32))]
+)
 def test_a_long_text_is_read_in_windows_that_score_each_token_once(runs, stride) -> None:
     """Token p of window [b, e) is what the model says of it after the tokens from b on."""
     run, tokenizer, longest = runs['decoder'], runs['decoder'].tokenizers.target, 32
@@ -117,7 +122,7 @@ def test_a_long_text_is_read_in_windows_that_score_each_token_once(runs, stride)
 
 @pytest.mark.parametrize(
     'name',
-    ['decoder', *(pytest.param(each, marks=pytest.mark.slow) for each in ('decoder of pairs', 'encoder_decoder'))],
+    ['decoder', *(pytest.param(each, marks=pytest.mark.proof) for each in ('decoder of pairs', 'encoder_decoder'))],
 )
 def test_what_a_run_writes_has_its_score(runs, name) -> None:
     run, sources = runs[name], ['ab', 'e', 'c. d']

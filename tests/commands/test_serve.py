@@ -88,6 +88,7 @@ def load(workdir, **fields):
     return Run.load(workdir, {f'decode.{name}': str(value) for name, value in fields.items()}, placed=True)
 
 
+@pytest.mark.slow
 def test_texts_are_those_that_generate_writes(server, workdir) -> None:
     """Greedy, and drawn by a seed, which the convention calls temperature 1."""
     for strategy, given in (
@@ -112,6 +113,7 @@ def ended(run, output) -> bool:
     return len(run.tokenizers.target.encode(output.text)) < output.length
 
 
+@pytest.mark.slow
 def test_several_prompts_and_several_texts_of_each_come_in_their_order(server, workdir) -> None:
     run = load(workdir, strategy='sample', max_len=7, num_outputs=3)
     _, answer, _ = server.complete(prompt=PROMPTS[:2], n=3, max_tokens=7, seed=9)
@@ -251,7 +253,7 @@ def test_many_clients_at_once_are_all_answered(server) -> None:
     assert sum(refusals) > 0 and server.idle()
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.skipif(not pathlib.Path('/proc/self/status').exists(), reason='resident memory is read from /proc')
 def test_memory_does_not_grow_with_requests(server) -> None:
     """Of 64 clients some ask for too much, some leave and do not read: 16 MiB hold what 1,200 requests leave behind."""
@@ -326,7 +328,7 @@ def test_a_server_that_is_to_stop_answers_what_is_there(workdir, tmp_path) -> No
 
 
 @pytest.mark.signals
-@pytest.mark.slow
+@pytest.mark.proof
 def test_what_is_left_after_the_grace_is_answered_with_an_error(workdir, tmp_path) -> None:
     server = Server(tmp_path, workdir, rows=1, waiting=64, grace=0, kept=0)
     with concurrent.futures.ThreadPoolExecutor(6) as pool:
@@ -337,7 +339,7 @@ def test_what_is_left_after_the_grace_is_answered_with_an_error(workdir, tmp_pat
     assert 503 in statuses and set(statuses) <= {200, 503} and server.life.wait() == 0
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_on_several_devices_no_program_is_compiled_after_the_start(workdir) -> None:
     """Prompts of several lengths, some of which go on from kept ones, written by whatever program came before."""
     run = Run.load(workdir, {'mesh.data': '2', 'mesh.tensor': '2'}, placed=True)

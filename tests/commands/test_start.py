@@ -35,7 +35,7 @@ def test_the_parts_of_a_start(monkeypatch) -> None:
     }  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_second_start_finds_the_programs_of_the_first(tmp_path, capsys, monkeypatch) -> None:
     for name in ('JAX_COMPILATION_CACHE_DIR', 'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'):
         monkeypatch.delenv(name, raising=False)

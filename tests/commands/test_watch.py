@@ -25,7 +25,7 @@ from tformer.training import checkpoint, stopping
 HOSTILE = '<img src=x onerror=console.error(1)>'
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_run_that_is_asked_to_stop_saves_and_goes_on_when_it_is_trained_again(tmp_path: pathlib.Path, capsys) -> None:
     command, run = arguments(tmp_path, 'decoder', '--config.train.checkpoint_every=1000000'), tmp_path / 'run'
     command = [re.sub(r'(eval_every|num_steps)=\d+', r'\1=1000000', each) for each in command]
@@ -60,7 +60,7 @@ def two_arms(home: pathlib.Path) -> list[pathlib.Path]:
     return places
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_terminal_shows_the_arms_until_q(tmp_path: pathlib.Path) -> None:
     two_arms(tmp_path)
     ours, theirs = pty.openpty()
@@ -83,7 +83,7 @@ def test_a_terminal_shows_the_arms_until_q(tmp_path: pathlib.Path) -> None:
     assert said.index(b'\x1b[?1049h') < said.index(b'\x1b[?1049l')  # the screen as it was before comes back
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.skipif(shutil.which('chromium') is None, reason='chromium is not installed')
 def test_a_browser_shows_what_a_growing_run_writes_without_a_complaint(tmp_path: pathlib.Path, monkeypatch) -> None:
     """The run grows between two questions of the page; the browser's own clock jumps from question to question."""

@@ -151,6 +151,7 @@ HOSTILE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', FIELDS)
 def test_no_value_of_a_field_is_more_than_a_line_or_a_config_that_resolves(name):
     for value in HOSTILE:

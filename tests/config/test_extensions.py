@@ -112,7 +112,7 @@ def place(tmp_path_factory):
     return home
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_run_uses_rows_from_outside_the_package(place):
     stored = json.loads((place / 'run' / 'config.json').read_text())
     (entry,) = stored['extensions']
@@ -121,7 +121,7 @@ def test_a_run_uses_rows_from_outside_the_package(place):
     assert 'length_error' in json.loads((place / 'run' / 'result.json').read_text())['test']
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_workdir_runs_no_code_unless_the_user_names_it(place, tmp_path):
     evaluate = 'evaluate', '--workdir=run', '--split=valid'
     code, _, err = tformer(*evaluate, cwd=place)
@@ -137,7 +137,7 @@ def test_a_workdir_runs_no_code_unless_the_user_names_it(place, tmp_path):
     assert code == 2 and 'no file gone.py' in err
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_run_loads_in_python_with_the_extensions_that_it_needs(place):
     def load(argument):
         code = f"import tformer; print(tformer.load_run('run'{argument}))"
@@ -149,7 +149,7 @@ def test_a_run_loads_in_python_with_the_extensions_that_it_needs(place):
     assert 'no file gone.py' in load(", extensions=['gone.py']").stderr
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_removed_extension_is_named_when_its_run_is_resumed(place, tmp_path):
     shutil.copytree(place / 'run', tmp_path / 'run')
     (tmp_path / 'recipe.py').write_text((place / 'recipe.py').read_text())
@@ -163,13 +163,13 @@ def test_a_removed_extension_is_named_when_its_run_is_resumed(place, tmp_path):
         assert code == 2 and len(err.splitlines()) == 1 and line in err
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_an_extension_adds_a_command(place):
     assert tformer('hello', '--extensions=mine.py', '--times=2', cwd=place)[1].split() == ['hello', 'hello']
     assert tformer('hello', cwd=place)[0] == 2
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_sweep_passes_its_extensions_on(place):
     """Both to a trial that is trained alone and to trials that are trained together."""
     base = {**FIELDS, 'model.norm': 'maxnorm', 'extensions': 'mine.py'}
@@ -259,6 +259,7 @@ def test_a_new_objective_is_one_row(monkeypatch):
     assert set(random_batch(checks.resolve(cfg, vocab_size=40))) == {'inputs', 'positions', 'targets', 'weights'}
 
 
+@pytest.mark.slow
 def test_an_objective_that_a_file_adds_is_trained(tmp_path, monkeypatch):
     from tformer.config import tasks
 

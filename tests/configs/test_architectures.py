@@ -81,6 +81,7 @@ def test_every_size_of_an_architecture_has_its_number(file: str) -> None:
         assert size == 'smoke' or any(name.split(':')[0] == file and size in name for name in SIZES), size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', SIZES)
 def test_an_architecture_has_the_published_number_of_parameters(name: str) -> None:
     cfg, expected = recipes.stated(f'architectures/{name}').model, SIZES[name]  # the pooler is for fine-tuning

@@ -20,7 +20,7 @@ from tformer.objectives import OBJECTIVES
 from tformer.training import dummy_batch
 
 FINDINGS = ('batchnorm', 'grokking', 'heads', 'label_smoothing', 'positions', 'warmup')
-SLOW = {'recurrent': pytest.mark.slow}  # many sizes are traced until they match
+SLOW = {'recurrent': pytest.mark.proof}  # many sizes are traced until they match
 CLASSIC = ('attention_is_all_you_need', 'bert_tasks', 't5_architectures', 't5_denoising', 'gqa')
 
 
@@ -33,7 +33,7 @@ def load(sweep: str) -> list[trials.Trial]:
 # ------------------------------------------------------------------------------------------------------- the arms
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize('sweep', [*CLASSIC, 'grokking', 'mutransfer'])
 def test_every_arm_makes_a_training_step(sweep: str) -> None:
     """Traced, not compiled, at the size `smoke`."""
@@ -63,6 +63,7 @@ def test_a_finding_needs_no_files_and_has_seeds(sweep: str) -> None:
     assert {trial.config.data.source for trial in made} <= {'cmudict', 'stdlib', 'algorithmic'}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('sweep', [f'{name}:small' for name in CLASSIC])
 def test_what_a_laptop_runs_is_small(sweep: str) -> None:
     for trial in load(sweep):
@@ -181,6 +182,7 @@ RECIPES = {  # what is not stated above
 RECIPES['t5_denoising'] = RECIPES['t5_architectures']
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('sweep', STATED)
 def test_the_rows_of_the_other_tables(sweep: str) -> None:
     """Devlin et al. 2019, 5; Raffel et al. 2020, 2 and 4 to 7; Ainslie et al. 2023's heads; Shazeer 2020, 1."""
@@ -237,6 +239,7 @@ def test_a_size_that_a_sweep_does_not_have_is_refused(sweep: str) -> None:
         load(f'{sweep.partition(":")[0]}:smke')
 
 
+@pytest.mark.slow
 def test_the_parameters_of_table_3() -> None:
     """Vaswani et al. 2017: with the 41,100 tokens that base's 65 million imply, B and C follow; `big` has fewer."""
     *rows, big = load('attention_is_all_you_need')
@@ -277,6 +280,7 @@ def test_a_corrupted_text_fills_its_row(sweep: str, given: int) -> None:
     assert [data.mean_span_length for data in spans[4:]] == [2, 3, 5, 10]
 
 
+@pytest.mark.slow
 def test_arms_of_the_same_flops_have_them() -> None:
     flops = np.array([matching.num_flops(trial.config) for trial in load('scaling:isoflop')]).reshape(3, 5)
     np.testing.assert_allclose(flops, flops[:, :1] * np.ones(5), rtol=0.03)
@@ -286,6 +290,7 @@ def test_arms_of_the_same_flops_have_them() -> None:
     assert len(set(grid)) == 16 and len({size for size, _ in grid}) == len({tokens for _, tokens in grid}) == 4
 
 
+@pytest.mark.slow
 def test_muTransfer_widens_from_its_base_and_heads_stay_as_they_are() -> None:
     for sweep, base in (('mutransfer', 32), ('mutransfer:large', 128)):
         made = [trial.config for trial in load(sweep)]

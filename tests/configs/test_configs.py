@@ -29,6 +29,7 @@ from tformer.training import loop as train_lib
 # --------------------------------------------------------------------------------------------- every file, every size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('file', recipes.FILES)
 def test_every_size_loads_and_fits_together(file: str, monkeypatch, tmp_path: pathlib.Path) -> None:
     monkeypatch.chdir(tmp_path)
@@ -44,6 +45,7 @@ def test_every_size_loads_and_fits_together(file: str, monkeypatch, tmp_path: pa
             assert loaded.data.source == 'files'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('file', recipes.FILES)
 def test_its_header_has_commands_whose_configs_load(file: str) -> None:
     header = recipes.header(file)
@@ -61,6 +63,7 @@ def test_its_header_has_commands_whose_configs_load(file: str) -> None:
             assert word in header, word
 
 
+@pytest.mark.slow
 def test_a_recipe_is_what_it_builds_on_with_differences() -> None:
     for name, on in (('bert', 'architectures/bert'), ('squad', 'bert'), ('t5', 'architectures/t5'),
                      ('text_to_text', 't5'), ('bart', 'architectures/bart'), ('cnn_dailymail', 'bart'),
@@ -279,6 +282,7 @@ def batches_of(cfg: config.Config) -> pipeline.Batches:
     return pipeline.Batches(cfg, made, 'train', training=True, records=records)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('recipe', LOCAL)
 def test_files_of_the_same_shape_give_the_same_batches(recipe: str, sets: str, tmp_path: pathlib.Path) -> None:
     chars = {'data__tokenizer': 'byte', 'data__length': '96', 'data__encoder_length': '96', 'mesh__data': '1'}
@@ -332,7 +336,7 @@ def plain(recipe: str, place: pathlib.Path) -> config.Config:
     return config.override(loaded, {'decode.max_len': 8} if TASKS[loaded.train.objective].writes else {})
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize('recipe', ['classify', 'lm_stdlib'])
 def test_a_recipe_learns_from_a_teacher(recipe: str, tmp_path: pathlib.Path) -> None:
     train_lib.train(plain(f'{recipe}:smoke', tmp_path), tmp_path / 'teacher')
@@ -341,7 +345,7 @@ def test_a_recipe_learns_from_a_teacher(recipe: str, tmp_path: pathlib.Path) -> 
     assert train_lib.train(taught, tmp_path / 'run').step == 2
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_recipe_learns_preferences(tmp_path: pathlib.Path) -> None:
     train_lib.train(plain('lm_stdlib:smoke', tmp_path), tmp_path / 'start')
     for split in ('train', 'valid', 'test'):
@@ -351,7 +355,7 @@ def test_a_recipe_learns_preferences(tmp_path: pathlib.Path) -> None:
     assert train_lib.train(recipes.load('lm_stdlib:dpo,smoke', **fields), tmp_path / 'run').step == 2
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize('recipe', [recipe for recipe in PLAIN if recipe not in WHOLE])
 def test_a_recipe_trains(recipe: str, tmp_path: pathlib.Path) -> None:
     assert train_lib.train(plain(recipe, tmp_path), tmp_path / 'run').step == 2
@@ -362,7 +366,7 @@ def test_every_recipe_is_trained() -> None:
     assert {name.partition(':')[0] for name in trained} == {name for name in recipes.FILES if '/' not in name}
 
 
-@pytest.mark.parametrize('recipe', [WHOLE[0], *(pytest.param(recipe, marks=pytest.mark.slow) for recipe in WHOLE[1:])])
+@pytest.mark.parametrize('recipe', [WHOLE[0], *(pytest.param(recipe, marks=pytest.mark.proof) for recipe in WHOLE[1:])])
 def test_a_recipe_trains_evaluates_and_generates(recipe: str, tmp_path: pathlib.Path, capsys) -> None:
     found = train_command.train_and_evaluate(plain(recipe, tmp_path), str(tmp_path / 'run'))
     assert np.isfinite(found['loss']) and found['loss'] > 0
@@ -415,7 +419,7 @@ TUNED = {  # what is fine-tuned: from which recipe, what is fresh, and a score t
 }
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize('recipe', TUNED)
 def test_a_recipe_fine_tunes_what_its_header_names(recipe, sets, pretrained, tmp_path: pathlib.Path, capsys) -> None:
     start, fresh, score = TUNED[recipe]
@@ -433,7 +437,7 @@ def test_a_recipe_fine_tunes_what_its_header_names(recipe, sets, pretrained, tmp
     assert f'--config.train.init_from=runs/{start}' in recipes.header(file)
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_translation_by_the_name_of_its_set(sets: str, tmp_path: pathlib.Path, capsys) -> None:
     cfg = recipes.load('wmt14_en_de:smoke', data__tfds_dir=sets, mesh__data='1', train__checkpoint_every='1')
     found = train_command.train_and_evaluate(cfg, str(tmp_path / 'run'))
@@ -442,7 +446,7 @@ def test_translation_by_the_name_of_its_set(sets: str, tmp_path: pathlib.Path, c
     assert averaged.step == 2 and averaged.config.train.keep_last == 5
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_language_model_by_the_name_of_its_set(sets: str, tmp_path: pathlib.Path) -> None:
     done = train_lib.train(recipes.load('gpt2:smoke', data__tfds_dir=sets, **QUIET), tmp_path / 'run')
     assert done.step == 2

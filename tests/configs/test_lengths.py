@@ -26,6 +26,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(place / 'run')
 
 
+@pytest.mark.slow
 def test_a_length_is_scored_as_if_it_were_the_datas(trained: str, capsys) -> None:
     results = json.loads((pathlib.Path(trained) / 'result.json').read_text())['test']
     assert results['loss_at_16'] == pytest.approx(results['loss'], rel=1e-5)
@@ -38,6 +39,7 @@ def test_a_length_is_scored_as_if_it_were_the_datas(trained: str, capsys) -> Non
     assert len({results[f'loss_at_{length}'] for length in (8, 16, 64)}) == 3
 
 
+@pytest.mark.slow
 def test_a_batch_has_as_many_tokens_at_every_length(trained: str) -> None:
     cfg = workdir_lib.load_config(pathlib.Path(trained))
     tokens = cfg.train.batch_size * 16

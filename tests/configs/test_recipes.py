@@ -31,6 +31,7 @@ def test_the_readme_shows_the_first():
     assert f'```python\n{BLOCKS[0][1]}```' in (ROOT / 'README.md').read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name, code, choice', RECIPES)
 def test_a_recipe_makes_a_key_that_is_valid_causal_and_trained(name, code, choice):
     module, table = MODULES[name]

@@ -137,6 +137,7 @@ def test_the_longest_sequences_are_evaluated_whole(task: str) -> None:
     assert cfg.decode.max_len > 20
 
 
+@pytest.mark.slow
 def test_a_model_learns_equations_by_heart_before_it_knows_others(tmp_path: pathlib.Path, capsys) -> None:
     sizes = {'model__emb_dim': 32, 'model__mlp_dim': 64, 'model__num_decoder_layers': 1, 'data__modulus': 11}
     length = {'train__num_steps': 200, 'train__batch_size': 64, 'train__eval_every': 200, 'train__log_every': 20}

@@ -66,7 +66,7 @@ def test_a_worker_ends_although_its_process_was_killed_before_it_watched_it(tmp_
         assert 'Traceback' not in parent.stderr.read()
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.signals
 def test_workers_go_on_after_a_signal_to_all_processes_and_none_is_missed_in_silence():
     path = os.pathsep.join(map(str, (ROOT, ROOT / 'tests/helpers')))

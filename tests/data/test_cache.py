@@ -189,6 +189,7 @@ def test_an_entry_that_is_no_directory_is_made_again(cached, capsys) -> None:
             assert_made_again(cached, entry, 'another kind of file', capsys)
 
 
+@pytest.mark.slow
 def test_a_manifest_with_any_value_changed_never_gives_other_data_and_never_a_crash(
     cached, capsys, monkeypatch
 ) -> None:

@@ -385,6 +385,7 @@ def epoch_of(batches: pipeline.Batches, number: int = 0) -> dict[tuple[int, ...]
     return found  # type: ignore[return-value]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('objective', 'family', 'batching'), CASES)
 def test_each_pass_has_every_piece_once_and_corrupts_it_anew(objective: str, family: str, batching: str) -> None:
     batches = make(objective, batching, family)
@@ -510,9 +511,10 @@ def run(directory: pathlib.Path, path: pathlib.Path, **changes: object) -> dict[
 RUNS = {'span_corruption': 'encoder_decoder', 'denoising': 'decoder', 'ul2': 'decoder', 'prefix_lm': 'encoder_decoder'}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('objective', 'family'),
-    [pytest.param(*run, marks=() if run[0] == 'denoising' else pytest.mark.slow) for run in RUNS.items()],
+    [pytest.param(*run, marks=() if run[0] == 'denoising' else pytest.mark.proof) for run in RUNS.items()],
 )
 def test_a_run_trains_and_is_evaluated(objective: str, family: str, tmp_path: pathlib.Path) -> None:
     text = toy_data.running(tmp_path / 'text')

@@ -119,6 +119,7 @@ def names_of(objective: str, family: str) -> set[str]:
     return names | ({'targets'} if objective == 'token_classification' or objective not in LABELLED[2:] else set())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('objective', 'family'), READERS)
 @pytest.mark.parametrize('batching', BATCHING)
 def test_contract(objective: str, family: str, batching: str) -> None:
@@ -250,6 +251,7 @@ def test_causal_lm_predicts_every_token_once_with_the_one_before_as_input(batchi
     assert sorted(pairs) == sorted(pair for tokens in encoded for pair in itertools.pairwise(tokens))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('objective', 'batching'), CASES)
 def test_resume_and_threads_change_nothing(objective: str, batching: str) -> None:
     batches = make(objective, batching)
@@ -437,8 +439,9 @@ def test_hosts_feed_the_rows_of_one_batch(objective: str, family: str) -> None:
             assert_equal({name: np.concatenate([share[name] for share in shares]) for name in whole}, whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('objective', ['masked_lm_nsp', 'ul2'])
-@pytest.mark.slow_cases('masked_lm_nsp')
+@pytest.mark.proof_cases('masked_lm_nsp')
 def test_processes_corrupt_as_this_one_does(objective: str) -> None:
     batches = make(objective, 'bucket')
     start = int(batches.steps_per_epoch) - 1

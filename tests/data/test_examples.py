@@ -56,6 +56,7 @@ def tokenizer(kind: str) -> Tokenizer:
 # ------------------------------------------------------------------------------------------------- places of tokens
 
 
+@pytest.mark.slow
 @given(text=ANY_TEXT, normalization=st.sampled_from(list(NORMALIZATIONS)))
 @example(text='語 é 語', normalization=None)  # symbols of which none is known
 @example(text='the 語\u2003é\u1680quick 語', normalization=None)
@@ -369,6 +370,7 @@ def made_of(config: Config, records: Sequence[dict[str, Any]], training: bool = 
     return example_formats.make(config, tokens, records, 'test', training)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('objective', 'family'), CASES)
 @given(
     length=st.integers(3, 40), encoder_length=st.none() | st.integers(3, 40), longest=st.integers(1, 60),

@@ -111,6 +111,7 @@ def test_text_that_looks_like_a_special_token_stays_text(kind, ours, where):
             assert ours.decode(ids) == where.format(name, name)
 
 
+@pytest.mark.slow
 @given(text=st.text() | st.text('ab \n\t\r▁\u00a0\u0000</s>'))
 @example(text='<s></s><|endoftext|> [MASK] <0x0A>▁')
 @settings(deadline=None, max_examples=50)
@@ -311,6 +312,7 @@ def test_the_path_and_the_tokenizer_go_together():
 
 
 # ------------------------------------------------------------------------------------------- generation
+@pytest.mark.slow
 @pytest.mark.parametrize('family', ['decoder', 'encoder_decoder'])
 def test_generation_ends_at_the_files_own_end(tmp_path, family):
     path = tmp_path / 'tokenizer.json'

@@ -66,7 +66,7 @@ def assert_equal(one: pipeline.Batch, other: pipeline.Batch) -> None:
 
 @pytest.mark.parametrize('batching', ['pack', 'bucket'])
 @pytest.mark.parametrize('hosts', [1, 2, 4])
-@pytest.mark.parametrize('workers', [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('workers', [0, pytest.param(2, marks=pytest.mark.proof)])
 def test_a_batch_depends_on_seed_and_step_alone(place: pathlib.Path, batching: str, hosts: int, workers: int) -> None:
     """Put together from what each host's fresh iterator gives, from any step on, it is `batch(step)`, bit for bit."""
     if workers and batching == 'bucket' and hosts > 1:
@@ -239,7 +239,8 @@ def test_a_weight_is_of_a_part() -> None:
         checks.check_here(config.override(Config(train=Train(num_steps=1)), {'data.weight': '2'}))
 
 
-@pytest.mark.parametrize('family', [pytest.param('encoder_decoder', marks=pytest.mark.slow), 'decoder'])
+@pytest.mark.slow
+@pytest.mark.parametrize('family', [pytest.param('encoder_decoder', marks=pytest.mark.proof), 'decoder'])
 def test_nothing_leaks_between_packed_examples(place: pathlib.Path, family: str) -> None:
     """Other tokens in all other segments of a row, of all stacks, change no bit of a segment's logits."""
     cfg = run(place, family=family, **({'encoder_length': 20} if family == 'encoder_decoder' else {'length': 40}))

@@ -109,6 +109,7 @@ def test_records_and_splits_are_those_of_lines_of_json(tmp_path, name: str) -> N
         assert where == [f'{tmp_path / name}{between}{number}' for number in numbers]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', WRITERS)
 def test_a_file_that_is_cut_or_changed_is_one_line(tmp_path, name: str) -> None:
     file = tmp_path / name

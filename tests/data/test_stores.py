@@ -457,7 +457,7 @@ def emulator():
 
 
 @pytest.mark.signals
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_run_on_a_store_that_is_killed_and_resumed_is_the_local_one(tmp_path, emulator, monkeypatch, capsys):
     for name, value in emulator.items():
         monkeypatch.setenv(name, value)

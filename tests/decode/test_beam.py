@@ -96,6 +96,7 @@ def agree(beams, forced=False, others=()):
     return several
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('size', 'forced', 'others'),
     [
@@ -120,6 +121,7 @@ def test_a_search_that_stops_early_finds_what_the_plain_search_finds():
     assert all(one != other for one, other in itertools.combinations(found.values(), 2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('size', 'groups'), [(2, 2), (4, 2), (6, 3)])
 def test_groups_find_what_the_plain_groups_find(size, groups):
     """A penalty that no likelihood outweighs lets no two groups go on with the same first token."""

@@ -74,6 +74,7 @@ def rows_up_to(length):
         yield [*itertools.product(range(2, V), repeat=each)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('pattern', PATTERNS)
 def test_the_texts_that_can_be_written_are_those_that_match(pattern):
     made, found = automaton(regex=pattern), 0
@@ -87,6 +88,7 @@ def test_the_texts_that_can_be_written_are_those_that_match(pattern):
     assert found > (3 if pattern else 0)
 
 
+@pytest.mark.slow
 def test_choices_are_written_by_any_of_their_tokens_and_nothing_else():
     made = automaton(choices=('ab', 'aba c', 'b', 'a.'))
     rows = [row for rows in rows_up_to(4) for row, allowed in zip(rows, written(made, rows), strict=True) if allowed]
@@ -94,6 +96,7 @@ def test_choices_are_written_by_any_of_their_tokens_and_nothing_else():
     assert int(made.least_Q[0]) == 2  # ab, the end
 
 
+@pytest.mark.slow
 def test_banned_texts_stand_nowhere_by_whatever_tokens():
     """Over two tokens, inside one, as bytes of a character; and of texts that fit a form."""
     banned = ('ab', 'a.', 'c b', 'bab', '\u00e9c')
@@ -151,6 +154,7 @@ def texts_of(tokens_BT):
         yield Pieces().decode(row[: row.index(END)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('max_len', [4, 9])
 def test_what_every_strategy_writes_fits_and_ends_in_time(max_len):
     """The longest text that fits needs more tokens than there are, so the end must be seen coming."""
@@ -349,10 +353,11 @@ def test_a_text_has_one_constraint():
         checks.check(run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('family', 'strategy'), [('decoder', 'greedy'), ('decoder', 'sample'), ('encoder_decoder', 'beam')]
 )
-@pytest.mark.slow_cases('encoder_decoder-beam')
+@pytest.mark.proof_cases('encoder_decoder-beam')
 def test_a_run_writes_what_its_config_asks_for(family, strategy):
     """By untrained models, whose texts would be anything; another seed draws another text."""
     decode = Decode(strategy=strategy, max_len=9, regex='(ab|ba|c\u00e9){2,}', batch_size=3)

@@ -135,8 +135,8 @@ def forward(name, batch, tokens):
     return total / ((5 + length) / 6) ** 0.6, np.asarray(weights_TS)[:length].sum(0)
 
 
-@pytest.mark.parametrize('name', [pytest.param('transformer'), pytest.param('recurrent', marks=pytest.mark.slow)])
-@pytest.mark.slow_cases('transformer')
+@pytest.mark.parametrize('name', [pytest.param('transformer'), pytest.param('recurrent', marks=pytest.mark.proof)])
+@pytest.mark.proof_cases('transformer')
 def test_scores_have_the_penalty_that_attention_maps_give(name) -> None:
     batch = batch_of('encoder_decoder')
     tokens, scores = written(name, 0.7)
@@ -150,7 +150,7 @@ def test_scores_have_the_penalty_that_attention_maps_give(name) -> None:
     assert np.isfinite(scores).sum() > B and (scores != written(name, 0.0)[1]).any()
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_guidance_counts_the_attention_of_the_row_with_its_source() -> None:
     """The difference that a penalty makes to the score of a text is that of the same text without guidance."""
     batch, compared = batch_of('encoder_decoder'), 0

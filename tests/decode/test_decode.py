@@ -17,7 +17,9 @@ from tformer.errors import UserError
 FAMILIES = ('decoder', 'encoder_decoder')
 
 
-@pytest.fixture(scope='module', params=[*CASES, *(pytest.param(case, marks=pytest.mark.slow) for case in LATENT_CASES)])
+@pytest.fixture(
+    scope='module', params=[*CASES, *(pytest.param(case, marks=pytest.mark.proof) for case in LATENT_CASES)]
+)
 def case(request):
     model, variables = make(request.param, scale=2.0, position='learned', num_kv_heads=2)
     return request.param.partition(' of ')[0], model, variables
@@ -88,8 +90,9 @@ def test_decoding_equals_the_full_forward_pass(family, position):
         np.testing.assert_allclose(np.concatenate(got, 1), want, atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('strategy', ['greedy', 'sample', 'beam'])
-@pytest.mark.slow_cases(
+@pytest.mark.proof_cases(
     'prefix_decoder-greedy', 'prefix_decoder-beam', 'prefix_decoder-sample', 'encoder_decoder-greedy'
 )
 def test_each_row_is_as_if_alone(case, strategy):
@@ -102,6 +105,7 @@ def test_each_row_is_as_if_alone(case, strategy):
 
 
 # ------------------------------------------------------------------------------------------------ greedy, sample
+@pytest.mark.slow
 def test_greedy_is_the_argmax_of_the_full_forward_pass_iterated(case):
     family, model, variables = case
     batch = batch_of(family)
@@ -116,6 +120,7 @@ def test_greedy_is_the_argmax_of_the_full_forward_pass_iterated(case):
     np.testing.assert_allclose(scores, score(full_logprobs(model, variables, batch, tokens), tokens), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_scores_of_samples_are_those_of_the_full_forward_pass(case):
     family, model, variables = case
     batch = batch_of(family)
@@ -124,6 +129,7 @@ def test_scores_of_samples_are_those_of_the_full_forward_pass(case):
     assert not np.isin(tokens, BANNED[1:]).any()
 
 
+@pytest.mark.slow
 def test_samples_depend_on_the_key_and_the_row_number_only(case):
     batch = batch_of(case[0])
     rows = np.array([4, 4, 5, 6, 7, 8])  # several: two rows may well draw the same first token, and it may end them
@@ -134,7 +140,8 @@ def test_samples_depend_on_the_key_and_the_row_number_only(case):
     assert len(np.unique(tokens[1:], axis=0)) > 1 and (tokens != other).any()
 
 
-@pytest.mark.slow_cases('prefix_decoder')
+@pytest.mark.slow
+@pytest.mark.proof_cases('prefix_decoder')
 def test_several_draws_of_a_text_begin_with_that_of_one_and_are_not_the_same(case):
     family, model, variables = case
     batch = batch_of(family)
@@ -217,6 +224,7 @@ def test_draws_of_one_text_are_independent():
 # --------------------------------------------------------------------------------------------------- ends, limits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('strategy', ['greedy', 'sample', 'beam'])
 def test_stops_when_every_row_has_ended_and_pads_behind(case, strategy):
     family, model, variables = case
@@ -250,6 +258,7 @@ def test_stops_when_every_row_has_ended_and_pads_behind(case, strategy):
     assert steps == max(new) or (strategy == 'beam' and steps < T + 3)  # beams go on until none can do better
 
 
+@pytest.mark.slow
 def test_a_row_of_padding_alone_gets_nothing(case):
     batch = batch_of(case[0])
     batch['positions'] = np.where(np.arange(B)[:, None] == 1, -1, batch['positions'])
@@ -280,6 +289,7 @@ def test_length_penalty_of_the_paper():
     np.testing.assert_allclose(length_penalty(3, 2.0, offset=0.0), 9.0)
 
 
+@pytest.mark.slow
 def test_one_beam_is_greedy(case):
     batch = batch_of(case[0])
     tokens, scores = generate(case, 'greedy', batch)
@@ -288,6 +298,7 @@ def test_one_beam_is_greedy(case):
     np.testing.assert_allclose(beam_scores, scores, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('family', FAMILIES)
 def test_enough_beams_find_what_exhaustive_search_finds(family):
     vocab_size, longest, beams = 6, 4, 108
@@ -324,7 +335,7 @@ def test_enough_beams_find_what_exhaustive_search_finds(family):
             assert np.isneginf(found.scores_BM[i][40:]).all() and (found.tokens_BMT[i][40:] == PAD).all()
 
 
-@pytest.mark.slow_cases('prefix_decoder', 'encoder_decoder')
+@pytest.mark.proof_cases('prefix_decoder', 'encoder_decoder')
 def test_several_outputs_of_a_beam_are_its_best_hypotheses(case):
     batch = batch_of(case[0])
     one, best = generate(case, 'beam', batch, beam_size=3, length_penalty=1.0)
@@ -340,6 +351,7 @@ def test_several_outputs_of_a_beam_are_its_best_hypotheses(case):
     assert (scores[::2] > scores[1::2]).all() and (tokens[::2] != tokens[1::2]).any(1).all()
 
 
+@pytest.mark.slow
 def test_beam_scores_are_normalised_log_probabilities(case):
     family, model, variables = case
     batch = batch_of(family)
@@ -348,6 +360,7 @@ def test_beam_scores_are_normalised_log_probabilities(case):
     np.testing.assert_allclose(scores, plain / ((5 + np.sum(tokens != PAD, 1)) / 6), atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('strategy', ['greedy', 'sample', 'beam'])
 def test_penalties_see_the_whole_prompt_however_it_was_read(case, strategy):
     """No token of it, nor a new one, comes again; what such a model writes by itself repeats them."""
@@ -392,6 +405,7 @@ def test_the_last_token_of_a_prompt_is_read_twice_and_written_once():
     ).all()
 
 
+@pytest.mark.slow
 def test_enough_beams_find_the_best_after_a_prompt_that_sees_itself():
     vocab_size, longest = 6, 3
     model, variables = make('prefix_decoder', vocab_size, seed=1, scale=1.5)

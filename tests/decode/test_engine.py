@@ -50,8 +50,9 @@ def expected(family, index, way):
 SLOW = (CASES[-1], *LATENT_CASES)
 
 
-@pytest.mark.parametrize('family', [*CASES[:-1], *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)])
-@pytest.mark.slow_cases('encoder_decoder')
+@pytest.mark.slow
+@pytest.mark.parametrize('family', [*CASES[:-1], *(pytest.param(case, marks=pytest.mark.proof) for case in SLOW)])
+@pytest.mark.proof_cases('encoder_decoder')
 def test_each_text_is_that_of_a_batch_of_its_own_whatever_comes_and_goes_beside_it(family) -> None:
     """Two rows take nine texts, each as soon as one is free; prompts, ways and lengths differ."""
     model, variables = model_of(family)
@@ -81,8 +82,9 @@ BIAS = (((5,), 1.5), ((4, 7), 6.0), ((3, 4, 8), -9.0), ((7, 7, 9), 9.0))
 OWN = [{6: 4.0, 8: -3.5}, {}, {7: -50.0, 9: 2.0, EOS: 1.0}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    'form', [FORM, pytest.param(None, marks=pytest.mark.slow)], ids=lambda form: 'form' if form else 'biases alone'
+    'form', [FORM, pytest.param(None, marks=pytest.mark.proof)], ids=lambda form: 'form' if form else 'biases alone'
 )
 def test_texts_have_the_biases_and_the_form_of_their_run_and_biases_of_their_own(form) -> None:
     """Each is what `generate` writes with all of them; no bias compiles anything, and forms end within each length."""

@@ -28,7 +28,7 @@ WAYS = {
 GROW = ('greedy', 'draws', 'beams', 'groups')
 QUICK = {('decoder', 'greedy'), ('encoder_decoder', 'beams'), ('prefix_decoder', 'draws'), ('decoder', 'drafted')}
 EVERY = [
-    pytest.param(family, way, marks=() if (family, way) in QUICK else pytest.mark.slow)
+    pytest.param(family, way, marks=() if (family, way) in QUICK else pytest.mark.proof)
     for family in CASES
     for way in WAYS
 ]
@@ -48,8 +48,9 @@ def small_stages(monkeypatch) -> list[int]:
     return sizes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('family', 'way'), EVERY)
-@pytest.mark.slow_cases('encoder_decoder-beams', 'prefix_decoder-draws')
+@pytest.mark.proof_cases('encoder_decoder-beams', 'prefix_decoder-draws')
 def test_texts_are_those_of_a_cache_that_has_all_slots(monkeypatch, family, way) -> None:
     model, variables = make(family, scale=2.0)
     batch, key = batch_of(family), jax.random.key(2)
@@ -76,11 +77,12 @@ def drafted(extend, cache, prompt, ending):
     return speculate(extend, cache, prompt, ending, draft, number=2, longest=99, keys_B=keys_B, warp=greedy_warp)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('search', 'needed'),
     [
         (greedy, P - 1 + T),
-        pytest.param(lambda *given: sample(*given, jax.random.key(0), Sampling()), P - 1 + T, marks=pytest.mark.slow),
+        pytest.param(lambda *given: sample(*given, jax.random.key(0), Sampling()), P - 1 + T, marks=pytest.mark.proof),
         (lambda *given: beam_search(*given, Beams(3, 0.6))[:2], P - 1 + 3 * T),
         (drafted, P - 1 + T + 2),
     ],

@@ -54,8 +54,9 @@ def logprobs_after(family, batch, new):
     return np.asarray(jax.nn.log_softmax(FORWARD(model, variables, whole)))[0, -1]
 
 
-@pytest.mark.parametrize('family', [*CASES[:-1], pytest.param(CASES[-1], marks=pytest.mark.slow)])
-@pytest.mark.slow_cases('encoder_decoder')
+@pytest.mark.slow
+@pytest.mark.parametrize('family', [*CASES[:-1], pytest.param(CASES[-1], marks=pytest.mark.proof)])
+@pytest.mark.proof_cases('encoder_decoder')
 def test_each_token_is_the_likeliest_of_the_guided_distribution(family) -> None:
     batch = batch_of(family)
     tokens, scores = written(family, batch)
@@ -74,7 +75,8 @@ def test_each_token_is_the_likeliest_of_the_guided_distribution(family) -> None:
     assert len(set(LENGTHS)) > 1
 
 
-@pytest.mark.parametrize('family', ['decoder', *(pytest.param(each, marks=pytest.mark.slow) for each in CASES[1:])])
+@pytest.mark.slow
+@pytest.mark.parametrize('family', ['decoder', *(pytest.param(each, marks=pytest.mark.proof) for each in CASES[1:])])
 def test_every_strategy_is_guided(family) -> None:
     """One beam, drafts and the only token of the top equal the greedy text; several draws share their prompt."""
     batch = batch_of(family)
@@ -90,6 +92,7 @@ def test_every_strategy_is_guided(family) -> None:
         np.testing.assert_allclose(found[1], np.repeat(scores, times), atol=1e-3)
 
 
+@pytest.mark.slow
 def test_wide_beams_keep_the_caches_of_both_in_step() -> None:
     """The score of the best text is what the guided distribution says of it."""
     batch = batch_of('decoder')

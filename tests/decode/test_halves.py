@@ -39,9 +39,10 @@ SLOW = [('encoder_decoder', 'draws'), ('encoder_decoder', 'greedy'), ('decoder',
 EVERY = [('decoder', 'greedy'), ('decoder', 'draws'), ('encoder_decoder', 'beams')]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('numbers', ['by place', 'of examples'])
-@pytest.mark.parametrize(('family', 'way'), [*EVERY, *(pytest.param(*each, marks=pytest.mark.slow) for each in SLOW)])
-@pytest.mark.slow_cases('encoder_decoder-beams-of examples', 'decoder-draws-of examples', 'decoder-greedy-of examples')
+@pytest.mark.parametrize(('family', 'way'), [*EVERY, *(pytest.param(*each, marks=pytest.mark.proof) for each in SLOW)])
+@pytest.mark.proof_cases('encoder_decoder-beams-of examples', 'decoder-draws-of examples', 'decoder-greedy-of examples')
 def test_they_are_the_whole(family, way, numbers) -> None:
     generate, variables, batch = made(WAYS[way], family=family)
     if numbers == 'of examples':
@@ -53,6 +54,7 @@ def test_they_are_the_whole(family, way, numbers) -> None:
     np.testing.assert_allclose(scores, their_scores, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_both_are_one_program_which_is_compiled_once() -> None:
     generate, variables, batch = made(WAYS['greedy'])
     first = generate(variables, batch)

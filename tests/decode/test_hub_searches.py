@@ -20,7 +20,7 @@ TORCH = all(importlib.util.find_spec(name) for name in ('torch', 'transformers')
 WRITTEN = json.loads(references.WRITTEN.read_text())
 QUICK = ('gpt2', 'bart')
 NAMES = {value: name for name, value in EARLY_STOPPING.items()}
-CASES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in references.WRITERS]
+CASES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.proof) for name in references.WRITERS]
 
 
 def ours(name: str, reference: references.Reference, seed: int) -> dict[str, list[list[int]]]:
@@ -64,15 +64,16 @@ def ours(name: str, reference: references.Reference, seed: int) -> dict[str, lis
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', CASES)
-@pytest.mark.slow_cases('bart')
+@pytest.mark.proof_cases('bart')
 def test_a_batch_of_unequal_prompts_gives_the_committed_tokens(name: str) -> None:
     found = ours(name, references.load(name), seed=0)
     assert found == WRITTEN[name]
     assert len({len(row) for rows in found.values() for row in rows}) > 1 or found['greedy'] != found['beam']
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.skipif(not TORCH, reason='needs torch and transformers')
 @pytest.mark.parametrize('seed', [1, 2])
 @pytest.mark.parametrize('name', references.WRITERS)
@@ -81,7 +82,7 @@ def test_a_batch_of_unequal_prompts_gives_the_tokens_of_torch(name: str, seed: i
     assert ours(name, reference, seed) == references.write(name, reference, seed)
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.skipif(not TORCH, reason='needs torch and transformers')
 @pytest.mark.parametrize('name', ['gpt2', 'llama', 'gemma3'])
 def test_guided_texts_are_those_of_torch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +94,7 @@ def test_guided_texts_are_those_of_torch(name: str, monkeypatch: pytest.MonkeyPa
     assert found == references.write(name, reference, 1) and found['plain'] != found['guided']
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.skipif(not TORCH, reason='needs torch and transformers')
 @pytest.mark.parametrize('name', ['gpt2', 'gemma3', 'bart'])
 def test_biased_texts_are_those_of_torch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

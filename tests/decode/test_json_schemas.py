@@ -120,10 +120,11 @@ SCHEMAS = [
     {'prefixItems': [NUMBER, {'$ref': '#/prefixItems/0'}]},
     {'anyOf': [False, {'type': 'array', 'items': {'minimum': 1, 'maximum': 0}}, TEXT, {'$ref': '#/anyOf/0'}]},
     {'properties': {'a': False, 'b': NUMBER}, 'required': ['b']},
-    pytest.param({}, marks=pytest.mark.slow),
+    pytest.param({}, marks=pytest.mark.proof),
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('schema', SCHEMAS, ids=json.dumps)
 def test_every_text_that_may_be_written_is_json_that_fits(schema) -> None:
     made, rng = json_schemas.automaton(schema), random.Random(0)

@@ -58,10 +58,11 @@ def written(name, most, chunk=None):
     return {number: tokens for number, tokens, _ in ended}, store, engine
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('name', 'chunk'),
-    [pytest.param(name, None, marks=() if name == 'latent' else pytest.mark.slow) for name in MODELS]
-    + [pytest.param('window', 7, marks=pytest.mark.slow)],
+    [pytest.param(name, None, marks=() if name == 'latent' else pytest.mark.proof) for name in MODELS]
+    + [pytest.param('window', 7, marks=pytest.mark.proof)],
 )
 def test_texts_are_those_of_prompts_that_are_read_whole(name, chunk) -> None:
     """Token for token, with rows that begin at other places of the ring, and by one program of each padded length."""

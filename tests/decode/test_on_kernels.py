@@ -31,7 +31,7 @@ WAYS = {
 }
 QUICK = {('triton', 'decoder', 'beams'), ('flash', 'encoder_decoder', 'beams'), ('mosaic', 'prefix_decoder', 'draws')}
 EVERY = [
-    pytest.param(*each, marks=() if each in QUICK else pytest.mark.slow)
+    pytest.param(*each, marks=() if each in QUICK else pytest.mark.proof)
     for each in ((kernel, family, way) for kernel in KERNELS for family in CASES for way in WAYS)
 ]
 
@@ -42,15 +42,17 @@ def use(monkeypatch, kernel):
     monkeypatch.setitem(kernel_choice.KERNELS, 'reference', stands_in)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('kernel', 'family', 'way'), EVERY)
 def test_every_search_writes_what_it_writes_by_the_reference(monkeypatch, kernel, family, way) -> None:
     same_texts(monkeypatch, kernel, family, way, position='rope')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('position', ['alibi', 'relative'])
 @pytest.mark.parametrize('family', CASES)
 @pytest.mark.parametrize('way', ['greedy', 'beams', 'drafted', 'in parts'])
-@pytest.mark.slow_cases('greedy-encoder_decoder-alibi', 'greedy-encoder_decoder-relative')
+@pytest.mark.proof_cases('greedy-encoder_decoder-alibi', 'greedy-encoder_decoder-relative')
 def test_a_position_bias_is_the_same_in_every_search(monkeypatch, family, way, position) -> None:
     same_texts(monkeypatch, 'mosaic', family, way, position=position)
 
@@ -70,7 +72,7 @@ def same_texts(monkeypatch, kernel, family, way, position) -> None:
     np.testing.assert_allclose(others, scores, rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize('kernel', KERNELS)
 def test_rows_that_come_and_go_are_written_as_by_the_reference(monkeypatch, kernel) -> None:
     model, variables = make('decoder', scale=2.0, position='rope')

@@ -168,6 +168,7 @@ def test_what_the_cuts_leave(fields: dict, left: list[int]):
     assert even == (EVEN if 'top_k' not in fields else even)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not TORCH, reason='needs torch and transformers')
 def test_penalties_and_cuts_are_those_of_the_hubs_library():
     import torch

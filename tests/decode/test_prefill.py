@@ -35,7 +35,7 @@ MODELS = {
     'recurrent': {'position': None, 'recurrence': 'gru'},
 }
 QUICK = ('window', 'recurrent')
-CASES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in MODELS]
+CASES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.proof) for name in MODELS]
 
 
 @functools.cache
@@ -83,6 +83,7 @@ def read(name, chunk=None, shared=False):
     return jax.jit(cached)(variables, batch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', CASES)
 def test_a_cache_is_the_same_but_for_rounding_however_its_prompt_was_read(name) -> None:
     """In chunks that divide 11 tokens, or leave some; the last row has what it shares alone, or nothing."""
@@ -125,10 +126,11 @@ WAYS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    'fields', [pytest.param(x, marks=() if i < 1 else pytest.mark.slow) for i, x in enumerate(WAYS)]
+    'fields', [pytest.param(x, marks=() if i < 1 else pytest.mark.proof) for i, x in enumerate(WAYS)]
 )
-@pytest.mark.parametrize('name', ['window', pytest.param('learned', marks=pytest.mark.slow)])
+@pytest.mark.parametrize('name', ['window', pytest.param('learned', marks=pytest.mark.proof)])
 def test_devices_that_split_the_tokens_of_a_row_write_the_same(name, fields) -> None:
     """They share the slots of a cache; eleven tokens of a prompt they do not divide."""
     (model, variables), (batch, _) = model_of(name), prompts()
@@ -145,8 +147,9 @@ def test_devices_that_split_the_tokens_of_a_row_write_the_same(name, fields) -> 
     np.testing.assert_allclose(others, scores, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    'fields', [pytest.param(x, marks=() if i < 1 else pytest.mark.slow) for i, x in enumerate(WAYS)]
+    'fields', [pytest.param(x, marks=() if i < 1 else pytest.mark.proof) for i, x in enumerate(WAYS)]
 )
 def test_texts_are_the_same_token_for_token(fields) -> None:
     (model, variables), (batch, same) = model_of('window'), prompts()
@@ -165,7 +168,7 @@ def test_texts_are_the_same_token_for_token(fields) -> None:
         np.testing.assert_allclose(found[1], scores, atol=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_model_that_drafts_reads_prompts_in_parts_too() -> None:
     (model, variables), (small, others), (batch, same) = model_of('window'), model_of('rotary'), prompts()
     both = {**variables, 'draft': others}
@@ -179,7 +182,7 @@ def test_a_model_that_drafts_reads_prompts_in_parts_too() -> None:
     np.testing.assert_array_equal(found[0], found[2])
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_rows_that_come_and_go_read_prompts_in_parts() -> None:
     (model, variables), (batch, _) = model_of('window'), prompts()
     rows = [{name: batch[name][row : row + 1] for name in ('inputs', 'positions')} for row in range(3)]
@@ -217,6 +220,7 @@ def test_the_tokens_with_which_rows_begin() -> None:
     assert text.common([[*begun[:20], 9], begun, [7, *begun]]) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('shares', [True, False])
 def test_a_run_reads_what_its_prompts_share_once(shares, monkeypatch) -> None:
     """With and without, it writes the same texts."""

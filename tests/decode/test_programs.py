@@ -34,8 +34,10 @@ def written(engine, variables, batches):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    'family', ['decoder', 'encoder_decoder', *(pytest.param(case, marks=pytest.mark.slow) for case in LATENT_CASES[:2])]
+    'family',
+    ['decoder', 'encoder_decoder', *(pytest.param(case, marks=pytest.mark.proof) for case in LATENT_CASES[:2])],
 )
 def test_loaded_programs_have_the_bits_of_those_that_were_saved(family, tmp_path) -> None:
     model, variables = make(family, scale=2.0, position='rope', num_kv_heads=2, max_len=32)

@@ -37,7 +37,7 @@ def batch_of(family: str) -> dict[str, jax.Array]:
     return {'inputs': tokens} if family == 'decoder' else {'inputs': tokens, 'encoder_inputs': tokens[:, ::-1]}
 
 
-BOTH = ['decoder', pytest.param('encoder_decoder', marks=pytest.mark.slow)]
+BOTH = ['decoder', pytest.param('encoder_decoder', marks=pytest.mark.proof)]
 
 
 @pytest.mark.parametrize('family', BOTH)
@@ -68,8 +68,9 @@ def test_all_products_with_parameters_read_integers_alone(family) -> None:
     assert 1e-4 < np.abs(rounded - exact).max() < 0.05 * np.abs(exact).max()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('family', BOTH)
-@pytest.mark.parametrize('strategy', ['greedy', pytest.param('beam', marks=pytest.mark.slow)])
+@pytest.mark.parametrize('strategy', ['greedy', pytest.param('beam', marks=pytest.mark.proof)])
 def test_the_score_of_a_text_is_that_of_its_tokens_read_at_once(family, strategy) -> None:
     run = run_of(family, strategy=strategy, length_penalty=0.0)
     written = next(iter(run.write(['ab'])))[1][0]
@@ -83,8 +84,9 @@ def test_the_score_of_a_text_is_that_of_its_tokens_read_at_once(family, strategy
 ROUNDED = {'quantization': 'int8', 'cache_quantization': 'int8'}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('family', BOTH)
-@pytest.mark.parametrize('field', [pytest.param('quantization', marks=pytest.mark.slow), 'cache_quantization'])
+@pytest.mark.parametrize('field', [pytest.param('quantization', marks=pytest.mark.proof), 'cache_quantization'])
 def test_rows_that_come_free_and_streams_write_the_same(family, field) -> None:
     fields = {**dict.fromkeys(ROUNDED), field: 'int8'}
     run = run_of(family, batch_size=2, **{**DRAWS, **fields})
@@ -98,7 +100,7 @@ def test_rows_that_come_free_and_streams_write_the_same(family, field) -> None:
     ('family', 'chunk'),
     [
         ('decoder', 2),
-        *(pytest.param('encoder_decoder', chunk, marks=pytest.mark.slow) for chunk in (None, 2)),
+        *(pytest.param('encoder_decoder', chunk, marks=pytest.mark.proof) for chunk in (None, 2)),
     ],
 )
 def test_steps_see_the_rounded_keys_and_values_of_earlier_tokens_and_of_the_encoder(family, chunk) -> None:
@@ -134,7 +136,7 @@ def test_steps_see_the_rounded_keys_and_values_of_earlier_tokens_and_of_the_enco
     assert np.abs(expected - run.model.apply(run.variables, batch)).max() > 1e-2
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_frozen_program_writes_by_its_integers(tmp_path) -> None:
     run = run_of('decoder', cache_quantization='int8')
     freeze(run, tmp_path / 'frozen', rows=2)
@@ -143,7 +145,7 @@ def test_a_frozen_program_writes_by_its_integers(tmp_path) -> None:
     assert loaded.write(TEXTS, 6) == run.generate(TEXTS)
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize('decode', [{}, {'strategy': 'sample'}, {'strategy': 'beam'}])
 @pytest.mark.parametrize('sizes', [{'data': 2, 'tensor': 2}, {'data': 2, 'context': 4}])
 @pytest.mark.parametrize('kind', ['int8', None])
@@ -156,6 +158,7 @@ def test_rows_over_a_mesh_with_split_products_or_slots_write_the_same(kind, size
     assert spread.generate(TEXTS) == run.generate(TEXTS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', ['int8', None])
 def test_a_run_for_writing_has_no_kernels_and_writes_and_scores_the_same(kind) -> None:
     run = run_of('decoder', kind, batch_size=4)
@@ -167,7 +170,7 @@ def test_a_run_for_writing_has_no_kernels_and_writes_and_scores_the_same(kind) -
     assert score(writing, TEXTS[:3]) == score(run, TEXTS[:3])
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_stages_of_a_pipeline_compute_by_integers() -> None:
     run = run_of('decoder')
     staged = dataclasses.replace(run, config=dataclasses.replace(run.config, mesh=config.Mesh(data=1, pipeline=2)))
@@ -177,7 +180,7 @@ def test_stages_of_a_pipeline_compute_by_integers() -> None:
     assert abs(exact.log_likelihood - found.log_likelihood) > 1e-3
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_draft_is_in_eight_bits_too_and_changes_no_token() -> None:
     run = run_of('decoder', cache_quantization='int8')
     drafted = run_of('decoder', draft='prompt', draft_len=2, cache_quantization='int8')

@@ -73,12 +73,13 @@ DECODER, PREFIX, BOTH = ('causal_lm', 'decoder'), ('prefix_lm', 'decoder'), ('se
 LATENTS = (*PREFIX, {**LATENT, 'query_latent_dim': None})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('kind', 'decode'),
     [
         (DECODER, DRAWS),
         *(
-            pytest.param(*case, marks=pytest.mark.slow)
+            pytest.param(*case, marks=pytest.mark.proof)
             for case in (
                 *((DECODER, GREEDY), (PREFIX, DRAWN), (BOTH, DRAWN)),
                 *((DECODER, RULED), (BOTH, RULED), (LATENTS, DRAWN)),
@@ -109,6 +110,7 @@ def test_texts_and_scores_are_those_of_batches_in_fewer_steps(kind, decode) -> N
     assert list(filled.write(run.variables, [], seed)) == []
 
 
+@pytest.mark.slow
 def test_two_of_half_the_rows_write_each_text_once(monkeypatch) -> None:
     run, texts, numbers = run_of(DECODER, **DRAWN, batch_size='16'), texts_of(37), []
     real = halves.at_once
@@ -119,6 +121,7 @@ def test_two_of_half_the_rows_write_each_text_once(monkeypatch) -> None:
     assert_same(dict(found), {number: expected[number] for number in range(37) if number != 6})
 
 
+@pytest.mark.slow
 def test_generated_metrics_and_the_door_write_in_rows_that_come_free(monkeypatch) -> None:
     """Metrics cut a text that is too long, as batches do."""
     run, texts = run_of(DECODER, **GREEDY), [*texts_of(37), 'a' * 40]
@@ -143,7 +146,7 @@ def test_shares_are_disjoint_and_together_all() -> None:
         next(filled.write(run.variables, [*texts, 'a' * 40]))
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize('kind', [DECODER, BOTH], ids=str)
 @pytest.mark.parametrize('mesh', [{'data': '4', 'tensor': '2'}, {'data': '2', 'fsdp': '4'}], ids=str)
 def test_rows_on_eight_devices_write_what_one_device_writes(kind, mesh) -> None:
@@ -159,6 +162,7 @@ def test_rows_on_eight_devices_write_what_one_device_writes(kind, mesh) -> None:
         assert [output.score for output in found[number]] == pytest.approx([x.score for x in outputs], abs=2e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('changes', 'served'),
     [

@@ -87,6 +87,7 @@ def test_any_expression_matches_as_in_python(pattern, texts):
         assert accepts(made, text.encode()) == (re.fullmatch(pattern, text) is not None), text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('pattern', 'message'),
     [

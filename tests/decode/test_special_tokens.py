@@ -341,6 +341,7 @@ def test_another_function_than_the_pretrained_parameters_know_is_said(
 
 
 # ------------------------------------------------------------------------------------------------ searches
+@pytest.mark.slow
 @pytest.mark.parametrize('strategy', ['greedy', 'sample', 'beam'])
 def test_scores_of_what_is_generated_are_those_of_teacher_forcing(strategy: str) -> None:
     """Given tokens count nothing; the forced end counts nothing."""
@@ -358,8 +359,9 @@ def test_scores_of_what_is_generated_are_those_of_teacher_forcing(strategy: str)
     assert float(score) == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not TORCH, reason='needs torch and transformers')
-@pytest.mark.parametrize('family', [pytest.param('bart', marks=pytest.mark.slow), 'marian'])
+@pytest.mark.parametrize('family', [pytest.param('bart', marks=pytest.mark.proof), 'marian'])
 def test_greedy_and_beam_search_are_those_of_the_hubs_library(family: str) -> None:
     import torch
 

@@ -67,18 +67,19 @@ class SumsOfThree(NamedTuple):
 
 CHANGES = [
     ('decoder', {}),
-    *(pytest.param(family, {}, marks=pytest.mark.slow) for family in (*CASES[1:], *LATENT_CASES)),
-    pytest.param('decoder', {'forced_end': True}, marks=pytest.mark.slow),
+    *(pytest.param(family, {}, marks=pytest.mark.proof) for family in (*CASES[1:], *LATENT_CASES)),
+    pytest.param('decoder', {'forced_end': True}, marks=pytest.mark.proof),
     ('encoder_decoder', {'others': (5,)}),
-    pytest.param('prefix_decoder', {'min_len': 3, 'repetition_penalty': 1.5}, marks=pytest.mark.slow),
+    pytest.param('prefix_decoder', {'min_len': 3, 'repetition_penalty': 1.5}, marks=pytest.mark.proof),
     ('decoder', {'no_repeat_ngram': 2, 'frequency_penalty': 0.5}),
     ('decoder', {'constraint': SumsOfThree()}),
     ('decoder', {'bias': (((4,), 1.5), ((4, 4), -9.0), ((3, 4), -9.0))}),
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('family', 'fields'), CHANGES, ids=str)
-@pytest.mark.slow_cases(
+@pytest.mark.proof_cases(
     "encoder_decoder-{'others': (5,)}",
     "decoder-{'bias': (((4,), 1.5), ((4, 4), -9.0), ((3, 4), -9.0))}",
     "decoder-{'no_repeat_ngram': 2, 'frequency_penalty': 0.5}",
@@ -92,8 +93,9 @@ def test_a_greedy_text_is_that_of_greedy_search(family, fields) -> None:
         np.testing.assert_allclose(found[1], scores, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    'drafted', ['model', *(pytest.param(each, marks=pytest.mark.slow) for each in ('prompt', 'itself'))]
+    'drafted', ['model', *(pytest.param(each, marks=pytest.mark.proof) for each in ('prompt', 'itself'))]
 )
 def test_each_row_is_as_if_alone(drafted) -> None:
     batch = batch_of('decoder')
@@ -106,6 +108,7 @@ def test_each_row_is_as_if_alone(drafted) -> None:
     assert (written('decoder', drafted, batch, seed=1, **fields)[0] != tokens).any()
 
 
+@pytest.mark.slow
 def test_several_draws_of_a_text_are_not_the_same() -> None:
     batch = batch_of('decoder')
     fields = {'strategy': 'sample', 'temperature': 3.0, 'draft_len': 2}
@@ -115,6 +118,7 @@ def test_several_draws_of_a_text_are_not_the_same() -> None:
     assert all(len(np.unique(tokens[3 * i : 3 * i + 3], axis=0)) > 1 for i in range(B))
 
 
+@pytest.mark.slow
 def test_a_text_that_fills_the_model_is_written_to_its_end() -> None:
     """The model has 16 positions: drafts that would pass them change nothing."""
     model, variables, small, others = models('decoder')
@@ -222,13 +226,14 @@ HOW = {
 }
 QUICK = [*itertools.product(('look-up', 'other', 'itself'), ('plain', 'cut')), ('look-up', 'ruled')]
 DRAWN = [
-    pytest.param(kind, how, number, marks=() if number == 2 and (kind, how) in QUICK else pytest.mark.slow)
+    pytest.param(kind, how, number, marks=() if number == 2 and (kind, how) in QUICK else pytest.mark.proof)
     for kind, how, number in itertools.product(('look-up', 'other', 'itself'), HOW, (1, 2, 4))
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('kind', 'how', 'number'), DRAWN)
-@pytest.mark.slow_cases('look-up-cut-2', 'other-cut-2', 'other-plain-2')
+@pytest.mark.proof_cases('look-up-cut-2', 'other-cut-2', 'other-plain-2')
 def test_texts_have_the_distribution_of_the_model_by_itself(kind, how, number) -> None:
     """Chi-squared of 20,000 texts; the bound is passed by one seed in 10,000."""
     sampling, rules = HOW[how]
@@ -261,6 +266,7 @@ def test_texts_have_the_distribution_of_the_model_by_itself(kind, how, number) -
     assert statistic < freedom + 3.72 * np.sqrt(2 * freedom) + 6  # the normal approximation, and its skew
 
 
+@pytest.mark.slow
 def test_a_draft_that_is_the_model_is_accepted_whole() -> None:
     """Eleven tokens, four drafted at a time, of which each reading keeps five: three readings."""
     calls, ending = [], Ending(11, EOS, (*BANNED, EOS))

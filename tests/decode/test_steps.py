@@ -28,6 +28,7 @@ HALF = {'dtype': 'bfloat16'}
 LATENT = {'kv_latent_dim': 8, 'rotary_dim': 4, 'head_dim': 8, 'position': 'rope'}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     'fields',
     [
@@ -44,7 +45,7 @@ LATENT = {'kv_latent_dim': 8, 'rotary_dim': 4, 'head_dim': 8, 'position': 'rope'
     ],
     ids=str,
 )
-@pytest.mark.slow_cases("{'family': 'encoder_decoder'}")
+@pytest.mark.proof_cases("{'family': 'encoder_decoder'}")
 def test_what_steps_read_gives_the_same_bits(fields) -> None:
     model, variables, batch = made(**fields)
     found = for_steps(model.cfg, variables)
@@ -60,6 +61,7 @@ def test_what_steps_read_gives_the_same_bits(fields) -> None:
     np.testing.assert_array_equal(step(variables), step(found))
 
 
+@pytest.mark.slow
 def test_steps_read_kernels_and_tables_in_the_activations_dtype_and_a_router_in_its_own() -> None:
     model, variables, _ = made(num_experts=4, experts_per_token=2, position='relative', dtype='bfloat16')
     params = for_steps(model.cfg, variables)['params']

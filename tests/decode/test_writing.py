@@ -48,6 +48,7 @@ def record(objective: str, source: str, output: str) -> dict[str, str]:
     return {'source': source, 'target': output} if objective == 'seq2seq' else {'text': f'{source} {output}'.strip()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('objective', 'family', 'bidirectional'), WRITERS)
 def test_what_is_generated_is_what_training_scores_best(objective: str, family: str, bidirectional: bool) -> None:
     """With its source it goes through the pipeline, and the full forward pass of that batch says it again."""
@@ -103,6 +104,7 @@ def test_a_source_that_is_too_long_is_refused_by_the_limit_that_it_is_over() -> 
             generate(None, ['ant ' * 6 + 'ant'])
 
 
+@pytest.mark.slow
 def test_a_decoder_learns_to_write_a_source_backwards(tmp_path: pathlib.Path) -> None:
     rng = np.random.default_rng(0)
     for split, count in (('train', 400), ('valid', 20), ('test', 60)):

@@ -171,7 +171,7 @@ def files(home: pathlib.Path) -> list[pathlib.Path]:
     return [file for file in home.rglob('*') if file.is_file()]
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_programs_of_one_device_are_loaded_and_damaged_ones_compiled_again(tmp_path: pathlib.Path) -> None:
     off = compiled(tmp_path, JAX_ENABLE_COMPILATION_CACHE='false')
     assert off == ['141.0', '0'] and not files(tmp_path)
@@ -190,7 +190,7 @@ def test_programs_of_one_device_are_loaded_and_damaged_ones_compiled_again(tmp_p
     assert len(files(tmp_path / 'tformer')) == len(kept)
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_programs_of_several_cpu_devices_are_neither_kept_nor_loaded(tmp_path: pathlib.Path) -> None:
     assert compiled(tmp_path, devices=2) == ['141.0', '0']
     names = [file.name for file in files(tmp_path)]
@@ -198,7 +198,7 @@ def test_programs_of_several_cpu_devices_are_neither_kept_nor_loaded(tmp_path: p
     assert compiled(tmp_path, devices=2) == ['141.0', str(len(names))]
 
 
-@pytest.mark.slow
+@pytest.mark.proof(sampled=False)
 @pytest.mark.parametrize('device', compiling.TARGETS)
 def test_programs_for_absent_devices_are_neither_kept_nor_loaded(tmp_path: pathlib.Path, device) -> None:
     if not compiling.installed(device):
@@ -214,7 +214,7 @@ def test_programs_for_absent_devices_are_neither_kept_nor_loaded(tmp_path: pathl
     assert not files(tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_training_from_loaded_programs_has_the_same_bits(tmp_path: pathlib.Path) -> None:
     """Cold, warm, and with every program damaged."""
 

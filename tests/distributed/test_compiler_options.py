@@ -37,6 +37,7 @@ WAYS = {'by batches': ({}, generated), 'in rows that come free': ({'decode.batch
 WAYS |= {'as a stream': ({}, streamed), 'by frozen programs': ({}, frozen), 'scored': ({}, scored)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('way', WAYS)
 def test_programs_have_the_options_of_their_platform(way, monkeypatch, tmp_path) -> None:
     pytest.importorskip('flatbuffers')

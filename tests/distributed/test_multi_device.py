@@ -110,7 +110,7 @@ EVERY = [
         *(family, name),
         marks=[
             *([pytest.mark.stack] if (family, name) in STACK else []),
-            *([] if (family, name) in QUICK else [pytest.mark.slow]),
+            *([] if (family, name) in QUICK else [pytest.mark.proof]),
         ],
     )
     for family in FAMILIES
@@ -119,7 +119,7 @@ EVERY = [
 
 
 @pytest.mark.parametrize('family, name', EVERY)
-@pytest.mark.slow_cases('decoder-fsdp x tensor', 'encoder-sequence')
+@pytest.mark.proof_cases('decoder-fsdp x tensor', 'encoder-sequence')
 def test_eight_devices_train_as_one(family, name, **model):
     losses, gradients, params, _ = trained(family, 'one', **model)
     other_losses, other_gradients, other_params, _ = trained(family, name, **model)
@@ -129,7 +129,7 @@ def test_eight_devices_train_as_one(family, name, **model):
     assert relative(jax.device_get(other_params), jax.device_get(params)) <= 1e-6
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize('family', ['decoder', 'encoder_decoder'])
 @pytest.mark.parametrize('name', ['tensor', 'fsdp x tensor', 'context x sequence'])
 def test_eight_devices_train_latents_as_one(family, name):
@@ -186,8 +186,9 @@ def expected_traffic(name, num_params):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['data', 'fsdp', 'tensor', 'sequence', 'context'])
-@pytest.mark.slow_cases('tensor')
+@pytest.mark.proof_cases('tensor')
 def test_what_is_sent_is_what_the_closed_formula_says(name):
     _, _, params, text = trained('encoder', name)
     num_params = sum(x.size for x in jax.tree.leaves(params))
@@ -214,6 +215,7 @@ EXPECTED = {  # strategy -> the collectives that it is made of
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('family, name', [param for param in EVERY if param.values[1] in EXPECTED])
 def test_a_strategy_is_made_of_its_collectives(family, name):
     """Besides them, gradients are summed over the axes that split rows and lengths, and little else is sent."""
@@ -239,12 +241,14 @@ def largest_gather(text):
     return max(hlo.num_bytes(i.shape) / FLOAT for i in reached)
 
 
-@pytest.mark.parametrize('family', ['encoder', *(pytest.param(f, marks=pytest.mark.slow) for f in list(FAMILIES)[1:])])
+@pytest.mark.slow
+@pytest.mark.parametrize('family', ['encoder', *(pytest.param(f, marks=pytest.mark.proof) for f in list(FAMILIES)[1:])])
 def test_fsdp_gathers_one_layer_at_a_time(family):
     largest = max(LONGEST * D, V * D, D * F, D * N * H)  # a table, or one kernel of one layer
     assert largest_gather(trained(family, 'fsdp')[3]) <= largest
 
 
+@pytest.mark.slow
 def test_gathering_all_parameters_at_once_would_be_seen():
     mesh_config = MESHES['fsdp']
     cfg = make_config('encoder', mesh_config)
@@ -276,8 +280,9 @@ def attention_inputs(rows, queries, keys, heads=4, kv_heads=2, size=8):
     }, jax.random.normal(draws[5], (rows, heads, queries, size + 2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('queries, keys', [(32, 32), (13, 9)])
-@pytest.mark.slow_cases('13-9')
+@pytest.mark.proof_cases('13-9')
 def test_the_ring_is_the_reference_with_all_its_gradients(queries, keys):
     """Grouped heads, values of another size, bias, cap, sink; a row without keys, a query that sees nothing; lengths
     that do not divide."""
@@ -330,7 +335,7 @@ def test_a_balanced_batch_holds_the_same_tokens_in_another_order():
             assert np.array_equal(np.take_along_axis(moved[name], np.argsort(moved['positions'], 1), 1), x)
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_dropout_in_the_ring_is_one_draw_forward_and_backward():
     """The output is linear in the values, so that <cotangent, out> = <values, their gradient> where both passes draw
     alike. Its mean over draws is the output without dropout, and its variance at a rate of a half the sum of the
@@ -363,11 +368,11 @@ def test_dropout_in_the_ring_is_one_draw_forward_and_backward():
 
 
 @pytest.mark.parametrize('name, model', [
-    pytest.param('context', {'position': 'relative'}, marks=pytest.mark.slow),
+    pytest.param('context', {'position': 'relative'}, marks=pytest.mark.proof),
     ('context', {'position': 'alibi', 'attention_pattern': ('local', 'global'), 'window': 4}),
-    pytest.param('fsdp x context', {'attention_sink': 'learned', 'attention_softcap': 10.0}, marks=pytest.mark.slow),
+    pytest.param('fsdp x context', {'attention_sink': 'learned', 'attention_softcap': 10.0}, marks=pytest.mark.proof),
 ])  # fmt: skip
-@pytest.mark.slow_cases('context-model1')
+@pytest.mark.proof_cases('context-model1')
 def test_packed_rows_and_every_bias_go_round(name, model):
     losses, gradients, _, _ = trained('decoder', 'one', packed=True, **model)
     others, other_gradients, _, _ = trained('decoder', name, packed=True, **model)

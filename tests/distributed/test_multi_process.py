@@ -141,7 +141,7 @@ HOLDS = """import os, time
 
 @pytest.mark.stack
 @pytest.mark.signals
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_killed_process_ends_all_and_one_process_goes_on(tmp_path: pathlib.Path, alone: pathlib.Path) -> None:
     """It is killed while the other is in a step, with its last save behind it. Of one device each: the devices of one
     process wait for each other, and it does not hear of the end before the heartbeats fail."""
@@ -160,7 +160,7 @@ def test_a_killed_process_ends_all_and_one_process_goes_on(tmp_path: pathlib.Pat
     assert_near(run, alone)
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.signals
 def test_sigterm_saves_and_slurm_tasks_go_on(tmp_path: pathlib.Path, alone: pathlib.Path) -> None:
     """What launch/local was asked to stop, launch/slurm.sbatch finishes: its tasks find each other by themselves."""
@@ -194,7 +194,7 @@ def test_sigterm_saves_and_slurm_tasks_go_on(tmp_path: pathlib.Path, alone: path
     assert len(scored) >= 4 and launched.out.count(', test: ') == 1
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.signals
 @pytest.mark.skipif(slurm.missing() is not None, reason=str(slurm.missing()))
 def test_slurm_signals_a_job_before_its_limit_queues_it_again_and_it_ends_as_if_alone(tmp_path, alone) -> None:
@@ -226,7 +226,7 @@ def test_slurm_signals_a_job_before_its_limit_queues_it_again_and_it_ends_as_if_
     assert_near(run, alone)
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.signals
 def test_four_processes_and_then_two(tmp_path: pathlib.Path, alone: pathlib.Path) -> None:
     run = tmp_path / 'run'
@@ -256,7 +256,7 @@ def test_all_but_the_first_process_find_what_it_wrote(tmp_path: pathlib.Path, mo
     assert 'tokenizer.target.symbol' in before and written() == before
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_all_begin_from_the_parameters_of_another_run(tmp_path: pathlib.Path, alone: pathlib.Path) -> None:
     changed = {'train__init_from': alone, 'mesh__fsdp': 2, 'mesh__data': 2}
     runs = []
@@ -288,7 +288,7 @@ def hooked(place: pathlib.Path, number: int, hook: str) -> str:
     return f'--config={place}/hooked.py:smoke'
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_process_with_other_data_or_another_config_ends_all(tmp_path: pathlib.Path) -> None:
     given = flags(tmp_path, 'run')
     toy_data.running(tmp_path / 'other')
@@ -338,7 +338,7 @@ SCORING = """import time
     stopping.print = lambda *words, **how: (time.sleep(later), print(*words, **how))"""
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.signals
 @pytest.mark.parametrize(
     ('processes', 'late', 'sign'), [(1, 0, 'scores'), (2, 0, 'scores'), (2, 5, 'handling signals')]
@@ -366,7 +366,7 @@ ENDING = """import pathlib, time
     recorder.RunRecorder.end = late"""
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.signals
 @pytest.mark.parametrize('processes', [1, 2])
 def test_a_signal_after_the_last_step_leaves_the_scoring_to_the_next_job(tmp_path, processes) -> None:
@@ -383,7 +383,7 @@ def test_a_signal_after_the_last_step_leaves_the_scoring_to_the_next_job(tmp_pat
     assert (tmp_path / 'run/result.json').exists()
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_mistake_is_told_once_and_an_exception_ends_all(tmp_path: pathlib.Path) -> None:
     launched = Launched(tmp_path, 2, *flags(tmp_path, 'run', model__norm='rmsnrom'))
     assert launched.end() == 2
@@ -444,8 +444,9 @@ processes.MEETING_SECONDS = 2
 __main__.run()"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('case', ABSENT)
-@pytest.mark.slow_cases('nobody comes', 'taken', 'for one')
+@pytest.mark.proof_cases('nobody comes', 'taken', 'for one')
 def test_who_cannot_join_says_so_in_one_line(case: str) -> None:
     given, said = ABSENT[case]
     with socket.create_server(('', 0)) as taken, reserve_port() as free:

@@ -38,6 +38,7 @@ def maps(request):
     return request.param, batch, attention_probabilities(model, variables, batch), (model.cfg, variables['params'])
 
 
+@pytest.mark.slow
 def test_maps_are_those_of_the_family(maps):
     family, _, found, _ = maps
     shapes = {'encoder': {'encoder': (T, T)}, 'decoder': {'decoder': (T, T)}}
@@ -47,6 +48,7 @@ def test_maps_are_those_of_the_family(maps):
     }
 
 
+@pytest.mark.slow
 def test_every_map_is_that_of_its_head_in_its_layer(maps):
     """Against a transformer in numpy: heads or layers in another order, or even weights, would not do."""
     _, batch, found, (cfg, params) = maps

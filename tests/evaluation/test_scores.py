@@ -457,7 +457,7 @@ def test_a_language_that_does_not_do_is_said_before_the_run():
         checks.check_here(asked(**{'evaluate.language': language, 'evaluate.metrics': 'bleu_tokenized'}))
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_run_has_the_scores_of_its_positive_class(tmp_path):
     changes = {'data.path': str(toy_data.labelled(tmp_path / 'data')), 'mesh.data': '1', 'evaluate.samples': '0'}
     changes |= {'train.best_metric': 'valid/f1', 'evaluate.positive_label': 'bird'}

@@ -36,7 +36,7 @@ CASES = (
 
 def begin_a_text(target: devices.Target) -> list[collectives.Collective]:
     """Returns what is sent when a text begins in one of the rows that all devices share."""
-    config = assumed(override(ahead.case('decoder', 'data'), SIZES))
+    config = assumed(override(ahead.case('data', 'decoder'), SIZES))
     mesh, row = dry_run.make_mesh(config, target), {'inputs': np.zeros((1, 64), np.int32)}
     with sharding.placed(mesh, config.mesh):
         batch = dry_run.abstract_batch(config, mesh, training=False)
@@ -54,7 +54,7 @@ def main(device: str) -> None:
     dry_run.pretend(1)
     devices.prepare(target.device.platform)
     for name, mesh, fields in CASES:
-        run = dry_run.compile_program(name, override(ahead.case('decoder', mesh), {**SIZES, **fields}), target)
+        run = dry_run.compile_program(name, override(ahead.case(mesh, 'decoder'), {**SIZES, **fields}), target)
         print(json.dumps(dry_run_report.figures(run)), flush=True)
     print(json.dumps({'collectives': [dataclasses.asdict(row) for row in begin_a_text(target)]}), flush=True)
 

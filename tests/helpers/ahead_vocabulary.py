@@ -22,7 +22,7 @@ def main(device: str) -> None:
     sizes = {'vocab_size': VOCABULARY, 'emb_dim': WIDTH, 'num_decoder_layers': 1, 'max_len': 8192}
     fields = {f'model.{name}': size for name, size in sizes.items()}
     fields |= {'model.tied_embeddings': None, 'data.length': 8192, 'train.batch_size': 8}
-    config = override(ahead.case('decoder', 'fsdp'), fields)
+    config = override(ahead.case('fsdp', 'decoder'), fields)
     shared = {
         'model.family': 'encoder_decoder', 'model.num_encoder_layers': 1, 'model.tied_embeddings': 'all',
         'model.encoder_vocab_size': VOCABULARY, 'data.encoder_length': 8192, 'train.objective': 'seq2seq',

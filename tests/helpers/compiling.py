@@ -1,9 +1,13 @@
 """Runs a helper in a process of its own, which sees the compiler of an accelerator."""
 
+import contextlib
+import functools
 import json
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from lives import HANG
@@ -20,17 +24,36 @@ def installed(device: str) -> bool:
 
 def rows(device: str, helper: str) -> list[dict[str, Any]]:
     """Returns what a helper prints of a device: a row for each case."""
-    path = os.pathsep.join(map(str, [ROOT, devices.folder(_parts(device)[0])]))  # JAX looks there when it is imported
-    ran = subprocess.run(
-        [sys.executable, str(HELPERS / helper), device],
-        cwd=ROOT,
-        env={**os.environ, 'PYTHONPATH': path, 'XLA_FLAGS': ''},
-        capture_output=True,
-        text=True,
-        timeout=4 * HANG,
-    )
+    ran = subprocess.run(**_process(device, helper), capture_output=True, timeout=4 * HANG)
     assert ran.returncode == 0, ran.stderr[-3000:]
     return list(map(json.loads, ran.stdout.splitlines()))
+
+
+@contextlib.contextmanager
+def asked(device: str) -> Iterator[Callable[[str, str], dict[str, Any]]]:
+    """Yields a function that returns the row of `ahead.py` for a mesh and a family, compiled when it is first asked
+    for, all in one process."""
+    with (
+        tempfile.TemporaryFile('w+') as errors,
+        subprocess.Popen(**_process(device, 'ahead.py'), stdin=-1, stdout=-1, stderr=errors) as ahead,
+    ):
+
+        @functools.cache
+        def row(mesh: str, family: str) -> dict[str, Any]:
+            print(mesh, family, file=ahead.stdin, flush=True)
+            printed = ahead.stdout.readline()
+            if not printed:
+                errors.seek(0)
+                raise AssertionError(errors.read()[-3000:])
+            return json.loads(printed)
+
+        yield row
+
+
+def _process(device: str, helper: str) -> dict[str, Any]:
+    path = os.pathsep.join(map(str, [ROOT, devices.folder(_parts(device)[0])]))  # JAX looks there when it is imported
+    environment = {**os.environ, 'PYTHONPATH': path, 'XLA_FLAGS': ''}
+    return {'args': [sys.executable, str(HELPERS / helper), device], 'cwd': ROOT, 'env': environment, 'text': True}
 
 
 def _parts(device: str) -> tuple[str, ...]:

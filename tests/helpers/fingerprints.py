@@ -6,35 +6,22 @@ A fingerprint is the numbers of a compiled train step, by name: operations of it
 axes and their bytes, kernels, and the instructions that it runs by kind. They hold for one version of a compiler.
 """
 
-import collections
 import importlib.metadata
 import json
 from collections.abc import Mapping
 from typing import Any
 
+import ahead
 import compiling
 from places import TESTS
-from tformer.distributed import hlo
 
 STORED = TESTS / 'reference' / 'programs.json'
-COUNTED = frozenset(
-    'convolution copy custom-call dot dynamic-update-slice fusion gather reduce scatter sort transpose while'.split()
-)
 Fingerprint = Mapping[str, float]
 
 
 def version() -> str:
     """Returns the version of JAX, which names that of each compiler."""
     return importlib.metadata.version('jax')
-
-
-def instructions(program: hlo.Program) -> dict[str, int]:
-    """Returns how many instructions of each kind a run executes, fusions as one."""
-    found: collections.Counter[str] = collections.Counter()
-    for i, _, times in hlo.executions(program, hlo.nothing, into_fusions=False):
-        if i.opcode in COUNTED:
-            found[i.opcode] += times
-    return dict(found)
 
 
 def fingerprint(row: Mapping[str, Any]) -> dict[str, float]:
@@ -60,10 +47,10 @@ def load() -> dict[str, dict[str, Fingerprint]]:
 
 
 def main() -> None:
-    found = {device: compiling.rows(device, 'ahead.py') for device in compiling.TARGETS}
-    devices = {
-        device: {f'{row["case"]} {row["family"]}': fingerprint(row) for row in rows} for device, rows in found.items()
-    }
+    devices = {}
+    for device in compiling.TARGETS:
+        with compiling.asked(device) as program:
+            devices[device] = {' '.join(case): fingerprint(program(*case)) for case in ahead.CASES}
     STORED.write_text(json.dumps({'jax': version(), 'devices': devices}, indent=1) + '\n')
 
 

@@ -2,8 +2,8 @@
 
     python tests/helpers/steady.py [TIMES [PYTEST_ARGUMENT ...]]
 
-The quick ones run TIMES times, the proofs a tenth as often. It is a plugin of pytest, too, which gives each test its
-repetitions: what several tests share is made once.
+Proofs run a tenth as often as the others, which run TIMES times. It is a plugin of pytest, too, which gives each test
+its repetitions: what several tests share is made once.
 """
 
 import os
@@ -28,7 +28,7 @@ def main(times: str = '30', *arguments: str) -> int:
     paths = os.pathsep.join(filter(None, [str(here), os.environ.get('PYTHONPATH')]))
     busy = [subprocess.Popen([sys.executable, '-c', BUSY]) for _ in range(os.cpu_count() or 1)]
     try:
-        for kind, count in (('not slow', int(times)), ('slow', -(-int(times) // 10))):
+        for kind, count in (('not proof', int(times)), ('proof', -(-int(times) // 10))):
             command = [sys.executable, '-m', 'pytest', '-p', 'steady', '-n', '2', '-m', f'signals and {kind}']
             environment = {**os.environ, 'PYTHONPATH': paths, TIMES: str(count)}
             code = subprocess.call([*command, *arguments], env=environment, cwd=here.parents[1])

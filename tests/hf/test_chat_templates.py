@@ -55,6 +55,7 @@ def test_a_malformed_template_is_refused(tmp_path: pathlib.Path, given: object, 
         chat_templates.read(tmp_path)
 
 
+@pytest.mark.slow
 def test_an_imported_run_replies_and_is_exported_with_its_template(tmp_path: pathlib.Path) -> None:
     hub_directories.write(tmp_path / 'hub', 'llama')
     write(tmp_path / 'hub', **TOKENS, chat_template=TEXT, add_bos_token=True)

@@ -40,13 +40,13 @@ HEAD_NAMES = {'class': 'class', 'tags': 'tag', 'spans': 'span'}
 @pytest.mark.stack
 # ------------------------------------------------------------------------------------------------ the same numbers
 @pytest.mark.parametrize('name', CASES)
-@pytest.mark.slow_cases('albert', 'bart', 'mt5', 'm2m_100', 'yarn', 'mpnet', 'gemma2', 'mistral')
+@pytest.mark.proof_cases('albert', 'bart', 'mt5', 'm2m_100', 'yarn', 'mpnet', 'gemma2', 'mistral')
 def test_hub_weights_give_the_committed_logits(name: str) -> None:
     differences = compare(references.load(name))
     assert max(differences.values()) < TOLERANCE, differences
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.skipif(not TORCH, reason='needs torch and transformers')
 @pytest.mark.parametrize('name', references.CASES)
 def test_hub_weights_give_the_logits_of_torch(name: str) -> None:
@@ -62,6 +62,7 @@ def test_exported_tensors_are_those_that_were_imported(name: str) -> None:
     check_exported(references.load(name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', CASES)
 def test_imported_parameters_are_those_that_the_model_initialises(name: str) -> None:
     reference = references.load(name)
@@ -363,6 +364,7 @@ def broken(name: str, change: Callable[[dict], object]) -> str:
     return str(error.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', CASES)
 def test_a_tensor_that_is_missing_unmapped_or_of_the_wrong_shape_is_named(name: str) -> None:
     tensors = references.load(name).tensors
@@ -470,6 +472,7 @@ def is_of_type(field: str, value: object) -> bool:
 COMPARED = [field.name for field in dataclasses.fields(Model) if field.name not in OUTSIDE_THE_FUNCTION]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', CASES)
 @pytest.mark.filterwarnings('error')
 def test_a_model_is_exported_as_itself_or_refused_by_a_field(name: str) -> None:
@@ -518,6 +521,7 @@ def test_a_parameter_that_is_missing_or_that_no_rule_reads_is_not_exported() -> 
         hf.export_params('llama', {**params, 'embed': embed}, cfg)
 
 
+@pytest.mark.slow
 def test_fields_outside_the_function_leave_the_logits_as_they_are() -> None:
     reference = references.load('mixtral')
     cfg = hf.model_of(reference.config)
@@ -545,6 +549,7 @@ def test_a_sentence_head_is_exported_where_the_hub_pools_alike() -> None:
 ODD = [None, -1, 0, 1, 2.5, True, 'abc', [], ['abc'], {}, {'abc': 1}, math.inf]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', CASES)
 def test_a_field_with_an_odd_value_is_refused_in_one_line_or_makes_a_model(name: str) -> None:
     """Every field of config.json with every value; what makes a model is checked with the run it is put in."""

@@ -146,6 +146,7 @@ def multilingual(place: pathlib.Path, template: str, settings: dict[str, Any], *
     (place / 'tokenizer_config.json').write_text(json.dumps(settings))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('template', 'settings', 'ids', 'expected'),
     [
@@ -171,6 +172,7 @@ def test_languages_stand_where_the_tokenizer_puts_them(
     assert ('does not say which language to write' in capsys.readouterr().err) == (data.start == ('eos',))
 
 
+@pytest.mark.slow
 def test_a_language_can_be_chosen_and_an_unknown_one_is_refused(tmp_path: pathlib.Path) -> None:
     multilingual(tmp_path / 'hub', '__en__ $A </s>', {}, decoder_start_token_id=2)
     chosen = {'data.start': ('eos', '__en__'), 'data.source_start': ('__fr__',), 'decode.max_len': 3}

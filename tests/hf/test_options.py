@@ -57,7 +57,7 @@ EQUAL: list[tuple[str, dict[str, Any]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.skipif(not TORCH, reason='needs torch and transformers')
 @pytest.mark.parametrize(('name', 'options'), EQUAL)
 def test_an_option_has_the_hubs_numbers_and_is_written_back(name: str, options: dict[str, Any]) -> None:

@@ -42,6 +42,7 @@ def test_what_the_defaults_of_embed_do_not_do_is_named(
     assert sentence_encoders.vectors_of(tmp_path, 512) == (line if said else None)
 
 
+@pytest.mark.slow
 def test_an_import_says_so(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     hub_directories.write(tmp_path / 'hub', 'bert')
     write(tmp_path / 'hub', 'cls_token')

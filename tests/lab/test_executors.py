@@ -262,7 +262,7 @@ time.sleep(600)
 
 
 @pytest.mark.signals
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize('notice', [signal.SIGUSR2, None])
 def test_a_task_lets_its_worker_save_before_it_is_queued_again(notice: signal.Signals | None) -> None:
     """Told by submitit's signal, or where SLURM's SIGTERM has stopped the worker already."""
@@ -279,7 +279,7 @@ def test_a_task_lets_its_worker_save_before_it_is_queued_again(notice: signal.Si
 
 
 @pytest.mark.signals
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_task_that_the_user_cancels_is_not_queued_again(tmp_path: pathlib.Path) -> None:
     pytest.importorskip('submitit')
     (tmp_path / 'scontrol').write_text('#!/bin/sh\necho JobId=$5 JobState=CANCELLED Reason=None\n')
@@ -290,7 +290,7 @@ def test_a_task_that_the_user_cancels_is_not_queued_again(tmp_path: pathlib.Path
     assert ran.stdout == 'begun\nended 75\n'
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_task_ends_with_its_worker() -> None:
     pytest.importorskip('submitit')
     ran = subprocess.run([sys.executable, '-c', TASK, 'import sys; sys.exit(2)'], capture_output=True, text=True,
@@ -298,7 +298,7 @@ def test_a_task_ends_with_its_worker() -> None:
     assert ran.stdout == 'ended 2\n'
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.signals
 @pytest.mark.skipif(slurm.missing() is not None, reason=str(slurm.missing()))
 def test_workers_of_a_real_slurm_stop_before_their_limit_go_on_and_a_host_ends_the_sweep(tmp_path) -> None:

@@ -60,6 +60,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('case', LAYOUTS)
 @pytest.mark.parametrize('shape', SHAPES)
 def test_equal_noise_of_any_shape_holds_the_level(shape, case):
@@ -67,6 +68,7 @@ def test_equal_noise_of_any_shape_holds_the_level(shape, case):
     assert rate(noise(shape, (FAMILIES, len(arm))), arm, seed) <= margin(0.06)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('case', LAYOUTS)
 @pytest.mark.parametrize('stuck', [0.1, 0.2, 0.5])
 def test_runs_in_two_clusters_hold_their_level(stuck, case):
@@ -98,7 +100,7 @@ def test_unequal_noise_holds_its_level(larger, n):
             assert unequal(n, K, 'shared', [larger], ratio) <= margin(LEVELS[n]), (K, ratio)
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize('n', LEVELS)
 @pytest.mark.parametrize('seeds', ['shared', 'correlated', 'other'])
 def test_every_pattern_of_unequal_noise_holds_its_level(n, seeds):
@@ -116,6 +118,7 @@ def test_of_twenty_thousand_families_of_equal_arms_one_in_twenty_gets_a_label(ar
     assert found == pytest.approx(0.05, abs=3 * math.sqrt(0.05 * 0.95 / 20_000))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('correlation', [0.0, 0.5, 0.9])
 @pytest.mark.parametrize('n', [3, 5])
 @pytest.mark.parametrize('K', [1, 2, 5, 20])
@@ -141,6 +144,7 @@ def test_power_is_near_that_of_dunnetts_test_with_seeds_as_blocks(K, n, correlat
         assert found >= (t >= critical).mean() - 0.03, shift
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('n', [3, 5, 10])
 @pytest.mark.parametrize('larger', [0, 1, 2])
 def test_power_under_unequal_noise_is_near_that_of_welchs_test_with_holms_correction(larger, n):
@@ -274,6 +278,7 @@ def test_labels_of_runs_that_failed_or_lack(arm, baseline, label, more):
     assert higher.label == label and swapped.get(label) != label
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('diverged', [0.2, 0.38, 0.6])
 def test_an_arm_whose_worst_runs_diverge_is_not_better(diverged):
     rng = np.random.default_rng(0)

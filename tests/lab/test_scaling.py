@@ -55,6 +55,7 @@ def test_other_laws_come_back_too(law):
     close(scaling.fit(*made(100, law=law)), law, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_with_noise_each_number_lies_within_its_interval_and_the_interval_says_something(noisy):
     _, law, laws = noisy
     found = scaling.intervals(laws, flops=(1e21, 5.76e23))
@@ -70,6 +71,7 @@ def test_with_noise_each_number_lies_within_its_interval_and_the_interval_says_s
     assert 1 < nearer < further < 1.5  # what is extrapolated is known less well
 
 
+@pytest.mark.slow
 def test_the_bootstrap_has_a_seed_and_without_noise_no_width(noisy):
     runs, law, laws = noisy
     same, other = (scaling.bootstrap(*runs, law, resamples=3, seed=seed) for seed in (0, 1))
@@ -88,7 +90,7 @@ def test_the_bootstrap_finds_the_minimum_that_a_full_grid_of_starts_finds(noisy)
         close(scaling.Law(*(getattr(laws, name)[m] for name in NUMBERS)), full, rtol=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_intervals_hold_the_truth_as_often_as_they_say():
     """At 80 %, 48 of 60 are expected, give or take 3.1; half as wide they would hold 29, twice as wide 59."""
     held = dict.fromkeys(('alpha', 'beta', 'size_exponent'), 0)
@@ -304,6 +306,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('case', REFUSED)
 def test_refusals_are_one_clear_line(case):
     call, message = REFUSED[case]

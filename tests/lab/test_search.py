@@ -47,7 +47,8 @@ def test_the_random_sampler_draws_what_sample_draws_and_qmc_fills_the_space(tmp_
         assert sorted(int(16 * each[field]) for each in worker.draws()) == list(range(16))
 
 
-@pytest.mark.slow_cases('qmc', 'cmaes')
+@pytest.mark.slow
+@pytest.mark.proof_cases('qmc', 'cmaes')
 @pytest.mark.parametrize('sampler', SAMPLERS)
 def test_the_same_search_again_is_the_same_and_another_seed_is_another(tmp_path, sampler):
     fields = {'sampler': sampler, 'trials': 14, 'rungs': asha(rungs=2)}
@@ -64,7 +65,7 @@ def test_samplers_that_learn_draw_nearer_to_the_optimum_than_chance(tmp_path, sa
     assert sum(misses[12:]) / 12 < 0.6  # of draws by chance it is 1.0
 
 
-@pytest.mark.slow_cases('qmc', 'cmaes')
+@pytest.mark.proof_cases('qmc', 'cmaes')
 @pytest.mark.parametrize('sampler', SAMPLERS)
 def test_every_kind_of_value_is_drawn_as_the_sweep_file_has_it(tmp_path, sampler):
     space = {
@@ -118,7 +119,7 @@ def test_without_rungs_every_arm_trains_to_its_end_and_the_best_is_run_again_wit
     assert {trial.directory for trial in worker.jobs.listed(tmp_path)} == {name for name, _ in worker.asked}
 
 
-@pytest.mark.slow_cases('hyperband', 'median')
+@pytest.mark.proof_cases('hyperband', 'median')
 @pytest.mark.parametrize('rule', [asha(), hyperband(), median()], ids=['asha', 'hyperband', 'median'])
 def test_rungs_cost_less_than_training_every_arm_and_find_the_same(tmp_path, rule):
     plain, paused = ran(tmp_path / 'plain', trials=27), ran(tmp_path / 'rungs', trials=27, rungs=rule)
@@ -168,7 +169,7 @@ def test_arms_have_several_seeds_and_are_compared_by_their_mean(tmp_path):
 # ------------------------------------------------------------------------------------------------------------ kills
 
 
-@pytest.mark.slow_cases('qmc', 'tpe')
+@pytest.mark.proof_cases('qmc', 'tpe')
 @pytest.mark.parametrize('sampler', SAMPLERS)
 def test_a_worker_that_is_killed_at_any_step_and_begun_again_makes_the_same_search(tmp_path, sampler):
     fields = {'sampler': sampler, 'trials': 12, 'rungs': asha(rungs=2), 'confirm': 2}
@@ -185,7 +186,7 @@ def test_a_worker_that_is_killed_at_any_step_and_begun_again_makes_the_same_sear
     assert kept == whole.asked and worker.draws() == whole.draws()
 
 
-@pytest.mark.slow_cases('median', 'none')
+@pytest.mark.proof_cases('median', 'none')
 @pytest.mark.parametrize('rule', [asha(), hyperband(), median(), None], ids=['asha', 'hyperband', 'median', 'none'])
 def test_several_workers_that_die_train_nothing_twice_and_count_no_rung_twice(tmp_path, rule):
     rng, made = random.Random(7), search(SPACE, 'random', 20, rungs=rule, confirm=2)

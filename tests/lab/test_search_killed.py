@@ -22,7 +22,7 @@ def get_sweep():
 """
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.signals
 def test_a_search_that_is_killed_twice_and_begun_again_is_the_unbroken_one(tmp_path: pathlib.Path) -> None:
     wanted = {

@@ -254,6 +254,7 @@ def near_rate(hits, rate, sides=4):
     return abs(np.mean(hits) - rate) <= sides * math.sqrt(rate * (1 - rate) / len(hits))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('n', [3, 5, 10])
 def test_equal_arms_are_called_different_at_the_stated_rate(n):
     """Runs of one seed share half their variance. Welch's test of few, equally noisy runs is below 0.05."""

@@ -91,7 +91,7 @@ def trained_alone(trial: trials.Trial, place: pathlib.Path) -> pathlib.Path:
 
 
 @pytest.mark.stack
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize('transform', batched_trials.TRANSFORMS)
 def test_a_trial_among_others_is_what_it_is_alone(alone, transform: str, tmp_path: pathlib.Path) -> None:
     """Either sums in another order here: two to four roundings of 2^-23 after 50 smooth steps.
@@ -115,7 +115,7 @@ def test_a_trial_among_others_is_what_it_is_alone(alone, transform: str, tmp_pat
     assert min(apart) > 1e-4  # every number that varies makes another curve
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize('transform', batched_trials.TRANSFORMS)
 @pytest.mark.parametrize(
     'mesh',
@@ -139,7 +139,7 @@ def test_trials_are_split_over_a_mesh(alone, transform: str, mesh: Mesh, tmp_pat
 
 
 @pytest.mark.signals
-@pytest.mark.slow
+@pytest.mark.proof
 def test_seeds_whose_batches_differ_in_shape_take_turns(tmp_path: pathlib.Path, capsys) -> None:
     """Each is what it is alone to the bit, also after a stop; steps of the same number have other shapes."""
     fields = {'data.batching': 'bucket', 'data.num_buckets': 3, 'data.train_examples': 40, 'train.num_steps': 12}
@@ -168,7 +168,7 @@ def test_seeds_whose_batches_differ_in_shape_take_turns(tmp_path: pathlib.Path, 
         assert numbers(mine) == numbers(theirs) and leaves(mine) == leaves(theirs) and len(numbers(mine)) > 6
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_one_that_fails_leaves_the_others_as_they_are(alone, tmp_path: pathlib.Path) -> None:
     shared, made, place = alone
     shared = config.override(shared, {'train.max_skipped': 3})
@@ -186,7 +186,7 @@ def test_one_that_fails_leaves_the_others_as_they_are(alone, tmp_path: pathlib.P
         assert numbers(mine) == numbers(theirs) and leaves(mine) == leaves(theirs)
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_after_an_interruption_all_go_on_from_the_newest_common_step_to_the_bit(
     alone, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,7 +231,7 @@ def test_no_one_waits_for_those_that_are_far_behind(tmp_path: pathlib.Path) -> N
 
 
 @pytest.mark.signals
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_signal_during_an_evaluation_leaves_the_rest_of_it_to_the_next_life(
     alone, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -316,7 +316,7 @@ def test_those_that_do_not_go_together_are_refused(tmp_path: pathlib.Path) -> No
         batched_training.train(stated(tmp_path, made))
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.signals
 def test_a_sweep_together_is_killed_and_goes_on_to_the_same_results(tmp_path: pathlib.Path) -> None:
     """Of processes that compile as for users: four trials in one program, which is killed with its sweep."""

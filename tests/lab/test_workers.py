@@ -183,7 +183,7 @@ def a_host(directory: pathlib.Path, rates: list[float]) -> 'subprocess.Popen[byt
 
 
 @pytest.mark.signals
-@pytest.mark.slow
+@pytest.mark.proof
 def test_what_a_dead_host_had_is_taken_over_and_nothing_is_done_twice(tmp_path: pathlib.Path) -> None:
     """Two hosts at once; one is killed while it holds a trial, and its lease is cut in the middle."""
     rates = [5.0, 1.0, 4.0, 8.0, 9.0]
@@ -203,7 +203,7 @@ def test_what_a_dead_host_had_is_taken_over_and_nothing_is_done_twice(tmp_path: 
 
 
 @pytest.mark.signals
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_halted_host_that_goes_on_gives_up_what_another_has_taken_over(tmp_path: pathlib.Path) -> None:
     rates, waiting = [5.0, 1.0], tmp_path / 'baseline/seed_0'
     first = a_host(tmp_path, rates)
@@ -222,7 +222,7 @@ def test_a_halted_host_that_goes_on_gives_up_what_another_has_taken_over(tmp_pat
 
 
 @pytest.mark.signals
-@pytest.mark.slow
+@pytest.mark.proof
 def test_hundreds_of_trials_of_hosts_that_are_killed_at_random_are_each_done_once(tmp_path: pathlib.Path) -> None:
     """300 trials by two hosts of two processes each. Hosts and processes are killed, and files are cut."""
     rates, draw = [round(10.0 + number / 100, 2) for number in range(300)], random.Random(0)
@@ -284,7 +284,7 @@ def made(tmp_path: pathlib.Path) -> list[trials.Trial]:
     return trials.trials(base, [*arms, {'model.dropout_rate': 0.1}, {'optimizer.learning_rate': 3e-3, 'train.seed': 2}])
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_trial_in_a_warm_process_is_what_it_is_in_one_of_its_own(tmp_path, made, monkeypatch) -> None:
     """To the bit, as users compile; each has its own log, and what fails says so there."""
     for name, value in environment(optimised=True).items():
@@ -307,7 +307,7 @@ def test_a_trial_in_a_warm_process_is_what_it_is_in_one_of_its_own(tmp_path, mad
     assert numbers(warm / made[0].directory) != numbers(warm / made[1].directory)
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_several_processes_train_a_trial(tmp_path: pathlib.Path, made, monkeypatch) -> None:
     """One after another; where one fails for a mistake, the sweep has its line."""
     for name, value in environment(cached=False).items():
@@ -322,6 +322,7 @@ def test_several_processes_train_a_trial(tmp_path: pathlib.Path, made, monkeypat
     ).read_text()
 
 
+@pytest.mark.slow
 def test_programs_are_kept_where_only_numbers_differ(tmp_path: pathlib.Path, made) -> None:
     from tformer.training import dummy_batch
 
@@ -375,7 +376,7 @@ trainer.serve(train)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize(
     ('sizes', 'asked', 'answers'),
     [

@@ -50,6 +50,7 @@ def assert_near(case, arrays):
         np.testing.assert_allclose(grad, expected_grads[name], atol=2e-5, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', CASES)
 def test_blocks_see_whom_the_array_says(name):
     assert_near(CASES[name], make(CASES[name]))
@@ -85,6 +86,7 @@ def test_what_places_do_not_tell_is_one_block(name):
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_dropout_draws_for_each_block_and_of_one_block_as_the_reference():
     rate, options = 0.25, ScoreOptions(0.3, dropout_rate=0.25, dropout_key=jax.random.key(1))
     q, k = jax.random.normal(jax.random.key(0), (2, 2, 2, S, 8))

@@ -56,7 +56,7 @@ SEQUENCES = [name for name in NAMES if not name.startswith('classifier')]
 
 def cases(names, quick=ONCE):
     """Runs a test on these cases; conftest.py puts the tests of a case together, so its programs are compiled once."""
-    params = [pytest.param(name, marks=() if name in quick else pytest.mark.slow, id=name) for name in names]
+    params = [pytest.param(name, marks=() if name in quick else pytest.mark.proof, id=name) for name in names]
     return pytest.mark.parametrize('case', params, indirect=True)
 
 
@@ -178,7 +178,7 @@ ANOTHER_ORDER = 1e-5
 
 
 # --------------------------------------------------------------------------------------- the covering design
-@pytest.mark.slow
+@pytest.mark.proof
 def test_the_cases_carry_every_legal_pair_of_every_entry_of_every_table():
     held = {pair for row in ROWS for pair in itertools.combinations(row.items(), 2)}
     assert covering.legal_pairs() <= held
@@ -203,6 +203,7 @@ def faint(case):
     return case.cfg.norm_placement in ('no_residual', 'rezero') or case.cfg.norm in (None, 'batchnorm', 'dyt')
 
 
+@pytest.mark.slow
 @cases(NAMES)
 def test_logits_are_finite_float32(case):
     logits = case.both[0]
@@ -243,6 +244,7 @@ def unseen(case, path):
     return key_bias or router or length
 
 
+@pytest.mark.slow
 @cases(NAMES)
 def test_gradients_reach_every_parameter(case):
     for path, grad in jax.tree_util.tree_leaves_with_path(case.both[1]):
@@ -329,6 +331,7 @@ def test_packed_examples_do_not_see_each_other(case):
             assert reached(case, seen[2, segments == segment]) and not seen[2, segments == 3 - segment].any()
 
 
+@pytest.mark.slow
 @cases(ONCE, FEW[1:2])
 def test_eager_is_jit_and_what_a_batch_leaves_out_is_derived(case):
     """Row 1 without its padding, its positions and its segments, in eager mode, against the compiled full row."""
@@ -342,6 +345,7 @@ def test_eager_is_jit_and_what_a_batch_leaves_out_is_derived(case):
     assert_near(found, case.both[0][1] if case.task == 'classifier' else case.both[0][1, :-3], 1e-5)
 
 
+@pytest.mark.slow
 @cases([name for name in NAMES if 'decoder' in name])
 def test_decoding_in_chunks_is_the_full_forward(case):
     batch = {key: x for key, x in case.batch.items() if 'segment' not in key}
@@ -370,6 +374,7 @@ def test_decoding_in_chunks_is_the_full_forward(case):
     assert cache.index == T and (cache.positions_BS[:, T:] == -1).all()
 
 
+@pytest.mark.slow
 @cases(ONCE, FEW[:3])
 def test_every_choice_has_its_bfloat16(case):
     rounded = Case(case.task, dataclasses.replace(case.cfg, dtype='bfloat16'))
@@ -380,8 +385,9 @@ def test_every_choice_has_its_bfloat16(case):
     assert np.sum(errors >= 0.1) <= (case.cfg.num_experts is not None)
 
 
+@pytest.mark.slow
 @cases(ONCE, FEW[:3])
-@pytest.mark.slow_cases('encoder_decoder-1')
+@pytest.mark.proof_cases('encoder_decoder-1')
 def test_every_choice_is_the_same_on_eight_devices(case):
     """Two ways each of data, of parameters, and of heads and columns; a fourth row that does not count."""
     mesh, rules = meshes.make_mesh(config.Mesh(data=2, fsdp=2, tensor=2)), sharding.RULES['fsdp_tp']
@@ -434,7 +440,7 @@ class Heads:
         return outputs, grads
 
 
-FAMILIES_WITH_HEADS = [pytest.param(name, marks=() if name == 'encoder' else pytest.mark.slow) for name in HEADS]
+FAMILIES_WITH_HEADS = [pytest.param(name, marks=() if name == 'encoder' else pytest.mark.proof) for name in HEADS]
 
 
 @functools.cache
@@ -442,6 +448,7 @@ def heads(family):
     return Heads(family)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('family', FAMILIES_WITH_HEADS)
 def test_heads_have_their_shapes_and_gradients_reach_them(family):
     made = heads(family)
@@ -455,6 +462,7 @@ def test_heads_have_their_shapes_and_gradients_reach_them(family):
         assert np.max(np.abs(grad)) > 1e-5, jax.tree_util.keystr(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('family', FAMILIES_WITH_HEADS)
 def test_heads_see_what_their_stack_sees_and_no_padding(family):
     made = heads(family)
@@ -482,6 +490,7 @@ def test_heads_see_what_their_stack_sees_and_no_padding(family):
             assert padding.any() and not (moved[real] if moved.shape == real.shape else moved).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('task', ['decoder', 'encoder_decoder'])
 def test_chunks_of_any_size_decode_alike(task):
     case = make_case(task, position='rope', scan_layers=True)
@@ -527,7 +536,7 @@ def test_a_window_of_w_shows_w_positions_to_a_decoder_and_one_less_to_each_side_
 # ------------------------------------------------------------------------------------------------- execution
 EXECUTION = [('decoder', False, None), ('decoder', True, 'full')]
 EXECUTION += [
-    pytest.param(*execution, marks=pytest.mark.slow)
+    pytest.param(*execution, marks=pytest.mark.proof)
     for execution in [
         *itertools.product(['decoder'], (False, True), checks.TABLES['model.remat']),
         ('encoder_decoder', False, 'dots'),
@@ -536,6 +545,7 @@ EXECUTION += [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('task, scanned, remat', EXECUTION)
 def test_scan_and_remat_change_neither_logits_nor_gradients(task, scanned, remat):
     same = {'norm_placement': 'post', 'activation': 'gelu'}
@@ -552,6 +562,7 @@ def test_scan_and_remat_change_neither_logits_nor_gradients(task, scanned, remat
 BFLOAT16 = 2**-9 * 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('task', METHODS)
 def test_bfloat16_is_close_to_float32(task):
     exact = make_case(task, activation='gelu')
@@ -563,7 +574,7 @@ def test_bfloat16_is_close_to_float32(task):
     assert 2**-12 < error < BFLOAT16 * (2 * layers) ** 0.5
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_batch_norm_trains_alike_scanned_unrolled_rematerialised_and_on_a_mesh():
     """By the batch's own moments, padding left out, and moves its running ones; decoding changes none."""
     cases = [make_case('decoder', norm='batchnorm', **more) for more in ({}, {'scan_layers': False}, {'remat': 'full'})]
@@ -610,6 +621,7 @@ def equations(jaxpr):
                 yield from equations(inner)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('task', METHODS)
 def test_bfloat16_multiplies_matrices_and_leaves_softmax_and_norms_to_float32(task):
     case = make_case(task, activation='relu', dtype='bfloat16', param_dtype='bfloat16')
@@ -650,6 +662,7 @@ def count(task, **fields):
     return sum(x.size for x in jax.tree.leaves(sharding.unboxed(shapes(task, **fields))))
 
 
+@pytest.mark.slow
 def test_tied_embeddings_share_the_tables_that_they_name():
     table = V * covering.TINY['emb_dim']
     for task in ('encoder', 'decoder'):
@@ -697,7 +710,7 @@ def logical_names(task, **fields):
     return {name for box in boxes for name in box.names}
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_every_logical_axis_has_a_rule_and_every_parameter_axis_is_used():
     used = logical_names('decoder', recurrence='lstm')
     for name in ONCE:
@@ -738,8 +751,9 @@ def start(task, objective, **fields):
     return drawn
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    'initializer', [pytest.param(name, marks=() if name == 'gpt2' else pytest.mark.slow) for name in INITIALIZERS]
+    'initializer', [pytest.param(name, marks=() if name == 'gpt2' else pytest.mark.proof) for name in INITIALIZERS]
 )
 def test_the_initial_scale_is_a_factor_on_random_values_only(initializer):
     biases = {
@@ -781,6 +795,7 @@ def expected_deviation(initializer, role, fan_in, fan_out, stack):
     }[initializer]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('initializer', INITIALIZERS)
 def test_initial_values_have_the_spread_that_their_name_says(initializer):
     wide = {'emb_dim': 64, 'mlp_dim': 256, 'head_dim': 32, 'vocab_size': 200, 'encoder_vocab_size': None}
@@ -806,6 +821,7 @@ def test_initial_values_have_the_spread_that_their_name_says(initializer):
     assert seen == {'query', 'key', 'value', 'out', 'in', 'output', 'table', 'positions'}
 
 
+@pytest.mark.slow
 def test_mup_is_the_standard_parametrization_at_the_base_width_but_for_the_scale_of_attention():
     """Yang et al. 2022, table 8: inside, variances fall with the fan-in; tables and outputs stay as they are."""
     base = start('decoder', 'causal_lm', emb_dim=64, tied_embeddings=None)(1.0)
@@ -838,6 +854,7 @@ def test_dropout_keeps_the_mean_and_a_key_has_one_mask():
     assert np.array_equal(jax.jit(dropout_lib.dropout)(x, 0.0, key), x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('task', METHODS)
 def test_dropout_is_on_where_there_is_a_key_and_a_rate(task):
     case = make_case(task, activation='gelu')

@@ -27,6 +27,7 @@ def test_a_tenth_is_dropped_and_the_rest_divided_by_nine_tenths():
     assert (np.asarray(dropout.dropout(x, 0.0, jax.random.key(0))) == 2).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('shape', [(6,), (2, 3, 7), (3, 4, 5, 8)], ids=str)
 def test_a_tpu_drops_what_every_other_device_drops(monkeypatch, shape):
     """On one device and split over several, and for each of many keys."""

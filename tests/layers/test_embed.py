@@ -54,6 +54,7 @@ def test_the_gradient_of_a_row_that_is_read_often_is_the_whole_sum():
     np.testing.assert_array_equal(pull(jnp.ones_like(found))[0].astype(np.float32), [[0, 0], [1000, 1000], [3, 3]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('chunk', [None, 3])
 @pytest.mark.parametrize(
     ('mesh', 'rows', 'length'),

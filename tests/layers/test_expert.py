@@ -86,6 +86,7 @@ def assert_same(actual, expected):
         assert relative(actual[name], expected[name]) < 1e-6, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('mesh', 'choices'), [('data', 1), *((mesh, 2) for mesh in MESHES)])
 @pytest.mark.parametrize('dispatch', ['dropless', 'capacity'])
 def test_a_layer_over_devices_equals_one_device(dispatch, mesh, choices):
@@ -97,6 +98,7 @@ def test_a_layer_over_devices_equals_one_device(dispatch, mesh, choices):
     assert all(np.any(leaf) for leaf in jax.tree.leaves(actual))
 
 
+@pytest.mark.slow
 def test_without_drops_tokens_stay_where_they_are_if_every_device_has_all_experts():
     sizes, cfg = config.Mesh(data=2, fsdp=2, tensor=2), layer(expert_dispatch='dropless', experts_per_token=2)
     assert_same(over(sizes, cfg, *tokens()), expected(2))
@@ -113,6 +115,7 @@ def test_without_drops_tokens_stay_where_they_are_if_every_device_has_all_expert
     assert sum(sent.values()) <= 2 * D * E * 4  # nothing but the router's kernel
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('mesh', ['data', 'context'])
 def test_places_that_are_short_are_those_of_each_device(mesh):
     """A device drops what it would drop if its tokens were the whole batch; the losses are of the whole batch."""
@@ -230,7 +233,7 @@ def exchanged(text, mesh, kind):
     [
         pytest.param('causal_lm', 'dropless', 1, 'data', marks=pytest.mark.stack),
         *(
-            pytest.param(*case, marks=pytest.mark.slow)
+            pytest.param(*case, marks=pytest.mark.proof)
             for case in (
                 ('causal_lm', 'capacity', 2, 'data'),
                 ('seq2seq', 'dropless', 2, 'data'),
@@ -239,7 +242,7 @@ def exchanged(text, mesh, kind):
         ),
     ],
 )
-@pytest.mark.slow_cases('causal_lm-dropless-1-data')
+@pytest.mark.proof_cases('causal_lm-dropless-1-data')
 def test_training_over_devices_equals_one_device(objective, dispatch, choices, mesh):
     sizes, cfg = MESHES[mesh], experts(objective, dispatch, choices)
     found, state, made, text = train(cfg, sizes, 8)

@@ -69,6 +69,7 @@ def on(mesh_config, model, boxed, tokens_BT):
         return np.asarray(compiled(variables, placed)), sent
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('fields', FIELDS)
 @pytest.mark.parametrize('mesh', MESHES)
 def test_the_logits_of_a_step_are_those_of_one_device(of_any_size, mesh, fields):
@@ -77,6 +78,7 @@ def test_the_logits_of_a_step_are_those_of_one_device(of_any_size, mesh, fields)
     assert relative(on(MESHES[mesh], model, boxed, tokens())[0], expected) < 1e-6
 
 
+@pytest.mark.slow
 def test_a_step_sends_what_its_tokens_are_and_become_and_a_prompt_the_parts_of_kernels(of_any_size):
     """By eight devices, in float32: of a token the vector before and after each of the products; gathered are those
     before the last product of heads and of feed-forwards."""
@@ -92,6 +94,7 @@ def test_a_step_sends_what_its_tokens_are_and_become_and_a_prompt_the_parts_of_k
     assert sum(sent.values()) >= 7 / 8 * 4 * (LAYERS * kernels + V * D)
 
 
+@pytest.mark.slow
 def test_a_step_of_a_mixture_gathers_no_experts(of_any_size):
     """All that is gathered has fewer numbers than one kernel of one expert."""
     model, boxed = made('mixture')
@@ -128,6 +131,7 @@ def test_the_parts_of_a_small_kernel_travel():
         assert few_tokens.travel(PRODUCT[0], jnp.zeros((8, 1, 2**10)), (2**10, 2**10), PRODUCT[2]) is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     'mesh',
     [

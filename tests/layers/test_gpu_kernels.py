@@ -39,6 +39,7 @@ def test_the_normal_distribution_is_exact_to_the_digits_of_bfloat16_in_its_tails
     np.testing.assert_allclose(found, exact, atol=3e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('sizes', [{'data': 2, 'fsdp': 2}, {'data': 1, 'tensor': 4}, {'data': 2, 'tensor': 2}])
 @pytest.mark.parametrize('features', (512, 128))  # 128 does not fill the tiles of the devices that share it
 def test_each_device_activates_its_own_tokens_and_features(sizes, features):
@@ -88,6 +89,7 @@ def feed_forward(called, x, rngs=None, rate=None, **fields):
     return y, pull(jnp.asarray(np.random.default_rng(1).standard_normal(y.shape), y.dtype))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('fields', [{'activation': 'gelu'}, {'activation': 'gelu_tanh', 'mlp_bias': False}])
 def test_a_feed_forward_on_a_gpu_is_that_of_float32_with_all_gradients(on_a_gpu, fields):
     x = jnp.asarray(np.random.default_rng(2).standard_normal((2, 5, 32)), jnp.bfloat16)
@@ -100,6 +102,7 @@ def test_a_feed_forward_on_a_gpu_is_that_of_float32_with_all_gradients(on_a_gpu,
         assert np.linalg.norm(mine - theirs) < 8 * ROUNDOFF * np.linalg.norm(theirs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('shape', 'fields', 'rate'),
     [

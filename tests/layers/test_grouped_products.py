@@ -38,6 +38,7 @@ def interpreted(platform):
     return functools.partial(grouped_product, Options(platform, 64, interpret=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('dtype', ROUNDOFF)
 @pytest.mark.parametrize('case', CASES)
 @pytest.mark.parametrize('platform', grouped_products.PLATFORMS)
@@ -48,6 +49,7 @@ def test_a_product_and_its_gradients_are_those_of_float64_and_blocks_behind_are_
     assert {name: x.dtype.name for name, x in found.items()} == dict.fromkeys(found, dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.stack
 @pytest.mark.parametrize('case', CASES)
 def test_a_chip_that_is_simulated_reads_nothing_that_is_not_there(case):
@@ -148,6 +150,7 @@ def plain(options, x_PD, kernel_EDF, blocks):
     return jnp.where(used[:, None, None], y_MRF, 0).reshape(len(x_PD), -1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('choices', [1, 2, 3])
 @pytest.mark.parametrize('platform', grouped_products.PLATFORMS)
 def test_a_mixture_by_the_kernels_is_that_of_the_definition(monkeypatch, platform, choices):
@@ -164,6 +167,7 @@ def test_a_mixture_by_the_kernels_is_that_of_the_definition(monkeypatch, platfor
         assert relative(found[name], wanted) < 1e-6, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('mesh', MESHES)
 def test_each_device_multiplies_its_own_tokens_and_experts(monkeypatch, mesh):
     """Counted are the choices that a device's experts get where all get equally many."""

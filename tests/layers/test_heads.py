@@ -184,6 +184,7 @@ def beats_a_bag_of_words(made: Made, margin: float) -> None:
     assert {'f1_macro', 'matthews'} <= made.found.keys()
 
 
+@pytest.mark.slow
 def test_a_decoder_classifies_by_the_order_of_words(tmp_path: pathlib.Path) -> None:
     made = run(
         tmp_path, before, 'tsv', 1000, 'decoder', train__objective='classification', train__num_steps=150,
@@ -193,7 +194,7 @@ def test_a_decoder_classifies_by_the_order_of_words(tmp_path: pathlib.Path) -> N
     assert made.found['f1'] > 0.9
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_an_encoder_compares_two_texts(tmp_path: pathlib.Path) -> None:
     made = run(
         tmp_path, same_order, 'jsonl', 4000, 'encoder', train__objective='classification', train__num_steps=600,
@@ -203,7 +204,7 @@ def test_an_encoder_compares_two_texts(tmp_path: pathlib.Path) -> None:
     beats_a_bag_of_words(made, margin=0.3)
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_an_encoder_decoder_weighs_words_by_their_places(tmp_path: pathlib.Path) -> None:
     made = run(
         tmp_path, leaning, 'tsv', 1500, 'encoder_decoder', train__objective='regression', train__num_steps=200,
@@ -226,6 +227,7 @@ def tagger(tmp_path_factory: pytest.TempPathFactory) -> Made:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_an_encoder_tags_words_by_those_before(tagger: Made) -> None:
     linear = make_pipeline(DictVectorizer(), LogisticRegression(max_iter=1000))
     words = [{'word': word} for words in tagger.column('train', 'tokens') for word in words]
@@ -248,7 +250,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Made:
     )  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_an_encoder_finds_answers_in_windows(reader: Made) -> None:
     contexts, asked = reader.column('test', 'context'), reader.column('test', 'question')
     gold = [[answer['text'] for answer in answers] for answers in reader.column('test', 'answers')]
@@ -277,11 +279,12 @@ def loaded(made: Made, batch_size: int, **changes: Any) -> tuple[Run, pipeline.B
     return trained, pipeline.Batches(cfg, trained.tokenizers, 'test', training=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('name', 'changes'),
     [
         ('tagger', {}),
-        pytest.param('reader', {'data__batching': 'bucket', 'data__num_buckets': 2}, marks=pytest.mark.slow),
+        pytest.param('reader', {'data__batching': 'bucket', 'data__num_buckets': 2}, marks=pytest.mark.proof),
     ],
 )
 def test_scores_do_not_depend_on_the_batches(
@@ -301,7 +304,7 @@ def test_scores_do_not_depend_on_the_batches(
 DATA = ROOT.parent / 'shared' / 'data'  # real sets, where they are
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.skipif(not (DATA / 'lang_id').is_dir(), reason=f'no {DATA}/lang_id')
 def test_an_encoder_tells_languages_better_than_a_bag_of_words(tmp_path: pathlib.Path) -> None:
     """32 languages, 4,000 texts, 300 steps: 0.75 right, words counted 0.62."""
@@ -349,6 +352,7 @@ def every_head(model: Any, batch: dict[str, np.ndarray]) -> list[jax.Array]:
     return [objectives.OBJECTIVES[name].method(model, batch) for name in HEADS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('family', STACKS)
 def test_each_head_learns_with_all_of_its_stacks(family: str) -> None:
     model, batch = small(family)
@@ -383,6 +387,7 @@ def test_each_head_learns_with_all_of_its_stacks(family: str) -> None:
             assert bool(np.any(np.asarray(leaf[number]) != 0)) == own, (name, jax.tree_util.keystr(path))
 
 
+@pytest.mark.slow
 def test_the_last_vector_of_a_decoder_is_the_last_tokens_whatever_the_padding() -> None:
     x_BTD = jnp.arange(24.0).reshape(2, 4, 3)
     for real, places in (

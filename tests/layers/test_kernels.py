@@ -147,6 +147,7 @@ def reference(name):
     return run(kernels.reference, *make(CASES[name]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', CASES)
 def test_reference_is_attention(name):
     out, grads = reference(name)
@@ -154,6 +155,7 @@ def test_reference_is_attention(name):
     assert all(np.isfinite(grad).all() and np.any(grad) for grad in grads.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('kernel', 'name'),
     [(kernel, name) for kernel in ON_CPU for name, case in CASES.items() if case.needs <= KERNELS[kernel].serves],
@@ -329,6 +331,7 @@ def test_a_tpu_asks_one_query_a_head_twice_and_nothing_changes(monkeypatch, head
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), *found.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('heads', [4, 3])  # which two devices divide, and do not
 def test_a_kernel_of_each_device_has_its_heads_of_what_all_rows_share(heads):
     """And its gradient is the sum over all rows."""

@@ -106,6 +106,7 @@ def test_rows_in_another_order_than_vouched_for_are_refused(case):
             check_order(batch_of(BAD[case]))
 
 
+@pytest.mark.slow
 def test_a_query_reaches_the_end_of_the_prefix_of_its_own_segment():
     batch = {name: jnp.asarray(x) for name, x in batch_of({}).items()}
     places, segments = batch['positions'], batch['segment_ids']

@@ -97,6 +97,7 @@ VARIANTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('variant', VARIANTS)
 @pytest.mark.parametrize('dispatch', DISPATCHES)
 def test_output_and_gradients_equal_the_definition(dispatch, variant):
@@ -156,6 +157,7 @@ def queued(expert_RJ, real_R, places):
 
 
 # of R tokens with J choices among E experts, the factor, and places by hand: factor R J / E rounded up, at most R
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('tokens', 'choices', 'experts', 'factor', 'places'),
     [
@@ -382,6 +384,7 @@ class Step(nn.Module):
         return x_BTD + Moe(self.cfg, 'decoder', E, name='moe')(x_BTD, real_BT), None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('dispatch', DISPATCHES)
 def test_layers_scanned_and_rematerialised_equal_layers_in_a_row(dispatch):
     cfg, depth = dataclasses.replace(CFG, expert_dispatch=dispatch), 3
@@ -420,6 +423,7 @@ def test_layers_scanned_and_rematerialised_equal_layers_in_a_row(dispatch):
     assert actual[1][1]['balance'].shape == (depth,)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('dispatch', DISPATCHES)
 @pytest.mark.parametrize('experts_over', [None, 'tensor'])
 def test_eight_devices_equal_one(dispatch, experts_over):

@@ -87,10 +87,11 @@ def trained(case, number):
 
 
 # -------------------------------------------------------------------------------------------------- equality
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('case', 'number'),
     [
-        pytest.param(case, number, marks=pytest.mark.stack if case == 'decoder' and number == 0 else pytest.mark.slow)
+        pytest.param(case, number, marks=pytest.mark.stack if case == 'decoder' and number == 0 else pytest.mark.proof)
         for case, (_, _, meshes) in CASES.items()
         for number in range(len(meshes))
     ],
@@ -115,6 +116,7 @@ def sends(text):
     return {frozenset(tuple(map(int, pair)) for pair in re.findall(r'\{(\d+),(\d+)\}', one)) for one in found}
 
 
+@pytest.mark.slow
 def test_activations_go_to_the_next_stage_and_parameters_stay_where_they_are():
     _, _, state, step = trained('decoder', 0)
     text, stages = step.as_text(), meshes.make_mesh(Mesh(pipeline=4, data=2)).devices.reshape(4, 2)
@@ -150,7 +152,7 @@ def test_the_backward_pass_keeps_no_weights_of_a_tick():
         assert not [shape for shape in kept if {D, F} <= set(shape) and shape[0] in (ticks, 2 * ticks)]
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_stage_keeps_of_each_tick_what_model_remat_says():
     """Attention's probabilities of every tick and layer, or not them, or the stream alone."""
     mesh_config = Mesh(pipeline=2, data=1)
@@ -217,6 +219,7 @@ def test_every_layer_is_dealt_to_the_stage_that_computes_it(stages, rounds):
 
 
 # --------------------------------------------------------------------------------------------------- dropout
+@pytest.mark.slow
 @pytest.mark.parametrize('ways', [1, 2])
 def test_dropout_is_drawn_anew_for_each_part_each_layer_and_each_device_and_always_alike(ways):
     """Each layer adds 2 or, where it is dropped, nothing: after 4 layers there are 0 to 4 of them."""
@@ -313,7 +316,7 @@ def test_generation_of_any_number_of_rows_is_in_no_pipeline():
 
 
 # ------------------------------------------------------------------------------------------------- a whole run
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_run_in_stages_is_saved_and_scored_and_one_device_scores_it_alike(tmp_path, capsys):
     fields = {
         'data.source': 'files', 'data.path': str(toy_data.running(tmp_path / 'data')), 'data.tokenizer': 'symbol',

@@ -262,6 +262,7 @@ def test_the_cases_have_every_entry_of_every_table():
         assert found | {'batchnorm'} == set(TABLES[f'model.{field}']) | {'batchnorm'}, field
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('case', CASES)
 def test_logits_and_attention_maps_are_those_of_the_papers_formulas(case):
     cfg = resolve_model(Model(**{**SIZES, **LAYERS, **CASES[case]}))

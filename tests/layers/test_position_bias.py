@@ -90,6 +90,7 @@ def assert_same(found, expected):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5, rtol=1e-4), found, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('packed', [False, True])
 @pytest.mark.parametrize('name', [*MODELS, WITH_PREFIX])
 def test_by_distance_and_by_pairs_are_one_model(given, name, packed):
@@ -115,6 +116,7 @@ def test_positions_in_an_unknown_order_are_compared(given):
     assert seen and all(pairs for pairs, _ in seen)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('mesh', [Mesh(data=2, tensor=4, rules='fsdp_tp'), Mesh(data=2, pipeline=2)])
 def test_a_table_has_one_gradient_on_every_mesh(given, mesh):
     family, fields = MODELS['decoder, relative']
@@ -142,7 +144,7 @@ def in_a_ring(model, variables, batch, scale=1.0):
 
 
 @pytest.mark.parametrize('name', ['decoder, alibi', 'a table a layer', 'encoder, windows in some layers'])
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_ring_takes_it_by_distance(given, monkeypatch, name):
     family, fields = MODELS[name]
     model, variables = make(family, max_len=1024, **fields)
@@ -157,6 +159,7 @@ def test_a_ring_takes_it_by_distance(given, monkeypatch, name):
     assert rings and not seen and all(bias is not None for bias in rings)
 
 
+@pytest.mark.slow
 def test_a_short_ring_takes_the_bias_of_pairs(given, monkeypatch):
     family, fields = MODELS['decoder, relative']
     model, variables = make(family, **fields)
@@ -168,6 +171,7 @@ def test_a_short_ring_takes_the_bias_of_pairs(given, monkeypatch):
     assert_same(in_a_ring(model, variables, batch), expected)
 
 
+@pytest.mark.slow
 def test_attention_that_is_looked_at_has_the_bias(given):
     """Its maps are made by the definition, whatever the kernel."""
     family, fields = MODELS['decoder, relative']

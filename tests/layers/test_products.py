@@ -40,6 +40,7 @@ def plain(equation, dtype, x, y):
     return jnp.einsum(equation, x, y, preferred_element_type=dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 @pytest.mark.parametrize('equation', EQUATIONS + OF_ROWS)
 def test_product_and_gradients_are_those_of_einsum(equation, dtype):

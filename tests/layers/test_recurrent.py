@@ -115,6 +115,7 @@ def test_a_layer_is_its_cell_by_hand(cell):
             np.testing.assert_allclose(found[row], wanted, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('backwards', [False, True])
 @pytest.mark.parametrize('cell', CELLS)
 def test_gradients_are_those_of_the_cell_token_by_token(cell, backwards):
@@ -281,6 +282,7 @@ def changed(batch, name, where):
     return {**batch, name: np.where(where, batch[name] % (V - 1) + 1, batch[name])}
 
 
+@pytest.mark.slow
 def test_gradients_reach_every_parameter_and_every_layer(case):
     logits, grads = case.both
     assert logits.dtype == np.float32 and logits.shape == (4, T, V) and np.isfinite(logits).all()
@@ -289,6 +291,7 @@ def test_gradients_reach_every_parameter_and_every_layer(case):
         assert all(np.isfinite(x).all() and np.max(np.abs(x)) > 1e-6 for x in layers), jax.tree_util.keystr(path)
 
 
+@pytest.mark.slow
 def test_a_token_is_seen_by_those_who_may_and_no_other(case):
     for t in (0, 3, T - 1):
         where = np.zeros((4, T), bool)
@@ -321,7 +324,8 @@ def test_padding_changes_nothing(case):
         assert_near(case.logits(wider)[:, front : front + T][real], case.plain[real], 1e-6)
 
 
-@pytest.mark.slow_cases('both ways')
+@pytest.mark.slow
+@pytest.mark.proof_cases('both ways')
 def test_packed_examples_do_not_see_each_other_and_are_as_alone(case):
     if 'segment_ids' not in case.batch:
         return
@@ -352,7 +356,8 @@ def test_decoding_in_chunks_is_the_full_forward(case):
     assert_near(jax.jit(decode)(case.params, batch)[real], case.plain[:3][real], 2e-5)
 
 
-@pytest.mark.parametrize('name', ['decoder', pytest.param('additive', marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['decoder', pytest.param('additive', marks=pytest.mark.proof)])
 def test_beams_carry_their_states_along(name):
     """Three hypotheses of each of two rows go on as those that they are copies of."""
     case, first, then = made(name), np.array([[3, 3, 8], [1, 8, 4]]), np.array([[5, 6, 7], [8, 9, 5]])
@@ -379,7 +384,8 @@ def test_beams_carry_their_states_along(name):
             assert_near(taken[row, beam], case.apply(case.params, alone(tokens, row))[0, 1], 1e-6)
 
 
-@pytest.mark.slow_cases('additive', 'both ways', 'forwards')
+@pytest.mark.slow
+@pytest.mark.proof_cases('additive', 'both ways', 'forwards')
 def test_eight_devices_are_one(case):
     """Two ways each of data, of parameters, and of vocabulary."""
     mesh, rules = meshes.make_mesh(Mesh(data=2, fsdp=2, tensor=2)), sharding.RULES['fsdp_tp']
@@ -401,6 +407,7 @@ MESHES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('mesh', MESHES)
 def test_devices_gather_kernels_once_and_not_for_each_token(mesh):
     """Each reads an eighth of the rows, whatever axes the mesh has."""
@@ -429,6 +436,7 @@ def test_devices_gather_kernels_once_and_not_for_each_token(mesh):
     assert costs.flops(program) == 2 * product + 4 * product  # forwards, and the gradients of all operands
 
 
+@pytest.mark.slow
 def test_bfloat16_is_near(case):
     rounded = build(dataclasses.replace(case.cfg, dtype='bfloat16', param_dtype='bfloat16'))
     params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), case.params)
@@ -475,7 +483,7 @@ def copies(rng, rows):
     }
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_copying_is_learned_and_every_strategy_writes_the_copy():
     cfg = make_model(
         'encoder_decoder', 'gru', emb_dim=32, bidirectional=True, recurrent_attention='dot', num_encoder_layers=1,
@@ -508,6 +516,7 @@ def test_copying_is_learned_and_every_strategy_writes_the_copy():
     assert (np.asarray(tokens) == unseen['targets']).mean() > 0.95
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', OPTIMIZERS)
 def test_every_optimizer_updates_every_parameter(name):
     case = made('additive')
@@ -539,6 +548,7 @@ def test_a_field_of_the_block_is_refused(field):
     assert str(error.value) == f'model.{field}={value} has no effect here: it applies where model.recurrence is None'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('field', [field for field in RECURRENT if field not in ('family', 'max_len')])
 def test_a_field_of_a_recurrent_model_changes_it(field):
     """`max_len` bounds the data: no table has its length."""
@@ -659,6 +669,7 @@ def test_a_prefix_that_is_read_in_both_directions_is_refused_before_anything_is_
         jax.eval_shape(extended, jax.random.key(0))
 
 
+@pytest.mark.slow
 def test_decoding_takes_one_source_a_row():
     batch = {'inputs': np.ones((1, 1), np.int32), 'encoder_segment_ids': np.ones((1, S), np.int32)}
     transformer = Model(family='encoder_decoder', vocab_size=V, emb_dim=D, max_len=64)

@@ -22,6 +22,7 @@ def row(texts: list) -> dict:
     return {**padded, 'segment_weights': weights[None]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('family', 'pooling', 'position'),
     [('encoder', 'cls', 'learned'), ('encoder', 'mean', 'relative'), ('decoder', 'last', 'rope'),

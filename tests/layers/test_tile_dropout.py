@@ -107,6 +107,7 @@ def assert_near(found, wanted):
         np.testing.assert_allclose(found[name], x, atol=3e-5, err_msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kernel', KERNELS)
 @pytest.mark.parametrize(
     'name',
@@ -114,9 +115,9 @@ def assert_near(found, wanted):
         'groups',
         'packed in several blocks',
         'softcap and sink',
-        pytest.param('several blocks', marks=pytest.mark.slow),
-        pytest.param('across', marks=pytest.mark.slow),
-        pytest.param('window and prefix', marks=pytest.mark.slow),
+        pytest.param('several blocks', marks=pytest.mark.proof),
+        pytest.param('across', marks=pytest.mark.proof),
+        pytest.param('window and prefix', marks=pytest.mark.proof),
     ],
 )
 def test_a_kernel_drops_what_is_drawn_forward_and_backward(name, kernel):
@@ -127,6 +128,7 @@ def test_a_kernel_drops_what_is_drawn_forward_and_backward(name, kernel):
     assert_near(run(functools.partial(by_kernel, kernel, case), case), wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.stack
 @pytest.mark.parametrize('kernel', KERNELS)
 def test_every_mesh_draws_the_same_numbers(kernel):
@@ -137,6 +139,7 @@ def test_every_mesh_draws_the_same_numbers(kernel):
         assert_near(run(attend, case, jax.device_get(make(case))), alone)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kernel', KERNELS)
 def test_trials_with_rates_of_their_own_share_a_program(kernel):
     case = Case(lengths=(70, 70), heads=(2, 2))
@@ -148,7 +151,7 @@ def test_trials_with_rates_of_their_own_share_a_program(kernel):
         np.testing.assert_allclose(found, attend(rate, key), atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize('kernel', KERNELS)
 def test_a_ring_drops_what_is_drawn_for_each_pair_of_blocks(kernel):
     length, ways = 1024, 4

@@ -90,7 +90,7 @@ def slopes(tied, mup, **more):
     return np.polyfit(np.log(WIDTHS), found, 1)[0]
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize('tied', ['all', None])
 def test_changes_do_not_grow_with_the_width_under_mup_and_do_under_the_standard_parametrization(tied):
     stream, logits = slopes(tied, mup=True)
@@ -101,12 +101,13 @@ def test_changes_do_not_grow_with_the_width_under_mup_and_do_under_the_standard_
     assert stream > 0.1 and logits > 0.4
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize('more', [{'experts': 4}, {'optimizer': 'adafactor', 'rate': 0.03}], ids=str)
 def test_so_with_experts_and_with_steps_relative_to_the_parameters(more):
     assert np.abs(slopes(None, mup=True, **more)).max() < 0.15
 
 
+@pytest.mark.slow
 def test_the_logits_of_classes_do_not_grow_with_the_width():
     def spread(width):
         cfg = Model(family='encoder', vocab_size=64, num_classes=5, emb_dim=width, num_encoder_layers=1, **MUP)

@@ -491,6 +491,7 @@ def test_statistics_and_sown_losses_are_refused_in_parts(sown):
         step(state, batch, hyper)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('name', 'ema'), [('sgd', None), ('adamw', 0.9), ('schedule_free', None), ('adafactor', 0.5)])
 def test_a_checkpoint_restores_all_bit_for_bit_and_gives_what_is_evaluated(tmp_path, name, ema):
     step, start, batch, hyper = counting(ema_decay=ema, name=name)

@@ -27,10 +27,12 @@ def state():
     return jax.tree.map(lambda x: jnp.asarray(x) + 0, begin(optax.adam(1e-3), hyper, params, {}))
 
 
+@pytest.mark.slow
 def test_every_renamed_part_is_in_the_model(state):
     assert set(OLD) <= renamed_paths.names(state.params)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_with_the_old_names_restores_under_the_new_ones(state, tmp_path):
     fields = ('params', 'opt_state', 'averages')
     old = state.replace(**{name: renamed_paths.rename(getattr(state, name), OLD) for name in fields})

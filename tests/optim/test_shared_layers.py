@@ -101,12 +101,14 @@ def sent(run):
 HIDDEN = 8 * (4 * 64 * 64 + 2 * 64 * 128)  # parameters
 
 
+@pytest.mark.slow
 def test_muon_sends_hidden_kernels_there_and_back_besides():
     """All to all, 7 / 8 of what a device holds, in float32; and not each matrix for each product of the iteration."""
     more = sent(compiled('muon', fsdp=8)) - sent(compiled('adamw', fsdp=8))
     assert more < 1.2 * 2 * 7 / 8 * 4 * HIDDEN / 8
 
 
+@pytest.mark.slow
 def test_devices_with_the_same_kernels_compute_an_eighth_of_the_steps_each():
     """Five steps of a matrix [m, n], m <= n, are 10 m n m + 5 m m m multiplications, and as many additions; each device
     says to the others what steps it has found."""

@@ -91,6 +91,7 @@ def batch_of(rows: int = 8, length: int = 8) -> dict:
     }
 
 
+@pytest.mark.slow
 def test_a_mesh_compares_with_the_texts_of_all_its_devices():
     """Rows over four devices: the loss and the gradient's norm are those of one device."""
     model = Model(family='encoder', vocab_size=17, emb_dim=16, mlp_dim=24, num_heads=2, num_encoder_layers=1,

@@ -69,7 +69,7 @@ def test_keys_tell_kinds_and_shapes_apart() -> None:
     assert len(set(keys)) == 4 and keys[0] == compiling.shapes('train', {x: jax.numpy.asarray(batch[x]) for x in batch})
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_each_program_is_traced_once_and_the_step_and_evaluations_by_the_thread(tmp_path, monkeypatch) -> None:
     """And the numbers are those of a run without the thread."""
     found = {}

@@ -94,7 +94,7 @@ def emulator():
 
 
 @pytest.mark.signals
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize(('moment', 'call', 'number'), [('a step', 5, 1), ('an object', 25, 1), ('a save', 3, 0)])
 def test_processes_with_copies_of_their_own_are_killed_and_resume(
     tmp_path, emulator, monkeypatch, unbroken, moment, call, number

@@ -25,7 +25,7 @@ from tformer.lab.sweep import manifest, trials
 from tformer.training import checkpoint
 from whole_runs import numbers
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.proof
 
 MESHES = {'one device': (1, 1, ()), 'fsdp': (1, 4, ('--config.mesh.fsdp=4', '--config.mesh.data=1'))}
 

@@ -83,10 +83,11 @@ DAMAGE = {
 QUICK = 'a flipped bit', 'an item is gone'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    'damage', [each if each in QUICK else pytest.param(each, marks=pytest.mark.slow) for each in DAMAGE]
+    'damage', [each if each in QUICK else pytest.param(each, marks=pytest.mark.proof) for each in DAMAGE]
 )
-@pytest.mark.slow_cases('an item is gone')
+@pytest.mark.proof_cases('an item is gone')
 def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_it_is_used(whole, tmp_path, capsys, damage):
     spoil, fault = DAMAGE[damage]
     run = tmp_path / 'run'
@@ -104,6 +105,7 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_it_is_used(whol
     assert (run / 'checkpoints' / '6.damaged').is_dir()
 
 
+@pytest.mark.slow
 def test_where_every_checkpoint_is_damaged_nothing_is_begun_anew(whole, tmp_path):
     run = tmp_path / 'run'
     shutil.copytree(whole / 'run', run)
@@ -146,7 +148,7 @@ def test_a_checkpoint_is_deleted_again_whatever_stayed_of_it(tmp_path, monkeypat
     assert checkpoint.latest_valid(tmp_path) is None and not [*checkpoint.directory(tmp_path).iterdir()]
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_fields_that_are_named_may_differ(whole, tmp_path):
     run = tmp_path / 'run'
     shutil.copytree(whole / 'run', run)
@@ -160,7 +162,7 @@ def test_fields_that_are_named_may_differ(whole, tmp_path):
 
 
 @pytest.mark.signals
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_signal_during_an_evaluation_leaves_it_to_the_next_life(whole, tmp_path, monkeypatch, capfd):
     run = tmp_path / 'run'
     monkeypatch.setattr(recorder.RunRecorder, 'evaluate', recorder.RunRecorder.evaluate)  # to be undone
@@ -184,7 +186,7 @@ def distance(run, whole):
     return relative(*floats)
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_what_a_lost_optimizer_would_change_is_seen(whole, tmp_path, monkeypatch):
     """On other devices losses agree within 1e-5 (tests/training/test_resume.py); without the moments they would not."""
     run, real = tmp_path / 'run', checkpoint.restore
@@ -201,7 +203,7 @@ def test_what_a_lost_optimizer_would_change_is_seen(whole, tmp_path, monkeypatch
     assert distance(run, whole / 'run') > 1e-3
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_layers_that_were_unrolled_go_on_scanned(whole, tmp_path):
     run = tmp_path / 'run'
     shutil.copytree(whole / 'run', run)
@@ -214,7 +216,7 @@ def test_layers_that_were_unrolled_go_on_scanned(whole, tmp_path):
     assert numbers(run)[-1]['valid/loss'] == pytest.approx(numbers(whole / 'run')[-1]['valid/loss'], rel=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_saves_keep_the_last_the_best_and_each_so_many(whole, tmp_path):
     kept = config.override(wanted(whole), {'train.keep_last': 1, 'train.keep_every': 4, 'train.checkpoint_every': 1})
     ended = train_lib.train(kept, tmp_path / 'run')
@@ -244,7 +246,7 @@ def test_a_save_that_may_not_grow_loses_nothing_older(tmp_path):
     assert max(checkpoint.steps(run)) == resuming.STEPS
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.signals
 def test_a_full_disk_while_saving_loses_nothing_older(tmp_path):
     disk = tmp_path / 'disk'
@@ -277,6 +279,7 @@ def test_a_full_disk_while_saving_loses_nothing_older(tmp_path):
         subprocess.run(['umount', '-l', str(disk)], check=True)
 
 
+@pytest.mark.slow
 def test_a_stored_run_still_loads_and_goes_on(tmp_path):
     """tests/helpers/make_stored_run.py made it; only what has changed on purpose may make it anew."""
     stored, run = make_stored_run.PLACE, tmp_path / 'run'
@@ -358,7 +361,7 @@ def gate(monkeypatch):
     return load
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_file_that_changed_gives_an_equal_run_or_one_line(whole, tmp_path, gate, capsys):
     run = tmp_path / 'run'
     shutil.copytree(whole / 'run', run)
@@ -404,7 +407,7 @@ def changed_value(value):
 
 
 @pytest.mark.parametrize('listed', [True, False])
-@pytest.mark.slow_cases('False')
+@pytest.mark.proof_cases('False')
 def test_each_field_of_config_json_that_changed_is_refused_or_said(whole, tmp_path, capsys, listed):
     """Also where no digests.json says that the file is as it was written, as in runs of earlier versions."""
     run = tmp_path / 'run'
@@ -566,7 +569,7 @@ def test_a_run_of_which_every_step_was_skipped_fails(whole, tmp_path):
     member.close()
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_training_of_which_every_step_is_skipped_fails_whenever_it_is_tried(whole, tmp_path):
     never = {'model.init_scale': 1e30, 'train.num_steps': 3, 'train.patience': 1, 'train.eval_every': 1}
     for _ in range(2):

@@ -150,8 +150,9 @@ def test_the_decay_multiplies_other_factors():
     assert found['decoder.stack.layers.attention.query.lora_b.kernel'].ravel().tolist() == [1 / 4, 1 / 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    'name', ['adamw', 'muon', *(pytest.param(name, marks=pytest.mark.slow) for name in ('adafactor', 'schedule_free'))]
+    'name', ['adamw', 'muon', *(pytest.param(name, marks=pytest.mark.proof) for name in ('adafactor', 'schedule_free'))]
 )
 def test_the_decay_reaches_the_update_of_each_layer(name):
     """One operation after another: two programs may fuse them otherwise."""
@@ -186,8 +187,9 @@ SURE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', SURE)
-@pytest.mark.slow_cases('muon', 'schedule_free')
+@pytest.mark.proof_cases('muon', 'schedule_free')
 def test_what_is_frozen_stays_bit_for_bit(name):
     frozen = {'frozen': ('decoder.stack.layers.mlp', 'norm'), 'frozen_layers': 1, 'layer_decay': 0.9}
     optimizer = dataclasses.replace(STEADY, name=name, **frozen, **DECAYED, **SURE[name])
@@ -351,9 +353,9 @@ FAMILIES = [
 
 
 @pytest.mark.parametrize(
-    ('objective', 'fields'), [FAMILIES[0], *(pytest.param(*each, marks=pytest.mark.slow) for each in FAMILIES[1:])]
+    ('objective', 'fields'), [FAMILIES[0], *(pytest.param(*each, marks=pytest.mark.proof) for each in FAMILIES[1:])]
 )
-@pytest.mark.slow_cases('seq2seq-fields0')
+@pytest.mark.proof_cases('seq2seq-fields0')
 def test_adapters_begin_as_the_base_train_alone_and_merge_into_it(objective, fields):
     optimizer = dataclasses.replace(STEADY, **DECAYED)
     run = Trainer(make_config(objective, optimizer, **{'lora_rank': 2, 'lora_targets': ALL, **fields}))
@@ -457,6 +459,7 @@ def test_vectors_of_texts_need_no_head_of_the_model_that_they_start_from(loader,
         assert capsys.readouterr().out.endswith(f'  loaded: embed, encoder\n  fresh: none\n  left: {left}\n')
 
 
+@pytest.mark.slow
 def test_heads_come_and_go_without_being_named(loader, capsys):
     source, before = loader.save('masked_lm', mlm_transform=True, output_bias=True)
     found = loader.load(source, 'classification')
@@ -503,6 +506,7 @@ REFUSED = [  # (saved, loaded into, what the line says, what makes it pass)
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('there', 'here', 'message', 'excepted'), REFUSED)
 def test_what_is_fresh_or_left_otherwise_must_be_named(loader, there, here, message, excepted):
     source, _ = loader.save('masked_lm', **there)
@@ -550,7 +554,7 @@ def test_adapters_are_new_or_go_on_and_statistics_come_along(loader):
     assert jax.tree.leaves(before['statistics'])
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_run_with_adapters_starts_from_a_pretrained_one_and_another_from_it(tmp_path, capsys):
     fields = {'data.path': str(toy_data.labelled(tmp_path / 'data')), 'mesh.data': '1', 'data.tokenizer': 'symbol'}
 

@@ -20,6 +20,7 @@ def bits(tree):
     return [np.asarray(x).tobytes() for x in jax.tree.leaves(tree)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('value', [np.nan, np.inf])
 def test_a_step_whose_loss_is_no_number_changes_nothing_and_the_next_is_made(value):
     fields = {'optimizer': config.Optimizer(ema_decay=0.9), 'train': {'skip_spikes': 4.0}}
@@ -74,7 +75,7 @@ def test_spikes_are_those_of_a_plain_computation():
 
 
 @pytest.mark.stack
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_run_of_steps_that_cannot_be_made_stops_and_is_replayed(tmp_path, monkeypatch, capsys):
     """From the third step on the rate is infinite: no loss is a number from the fourth on."""
     wanted = load(
@@ -112,7 +113,7 @@ def test_a_run_of_steps_that_cannot_be_made_stops_and_is_replayed(tmp_path, monk
             np.testing.assert_array_equal(values, seen[4][name])
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_replayed_step_has_the_numbers_that_training_had(tmp_path, capsys):
     wanted = load(
         'translate.py:smoke', tmp_path, train__num_steps='7', train__log_every='1', train__checkpoint_every='3',

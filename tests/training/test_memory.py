@@ -76,6 +76,7 @@ def peak(compiled):
 
 
 # ----------------------------------------------------------------------------------------------- logits in chunks
+@pytest.mark.slow
 def test_a_step_holds_the_logits_of_one_chunk():
     """All logits are 500 MiB; the step needs 1142 MiB with all, 158 with 64 of 512 positions at a time."""
     sizes = {'rows': 8, 'length': 512, 'vocab_size': 32_000, 'model': {'num_heads': 1, 'num_decoder_layers': 1}}
@@ -94,8 +95,9 @@ CHUNKED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('objective', 'model', 'train'), CHUNKED)
-@pytest.mark.slow_cases('masked_lm-model2-train2', 'causal_lm-model1-train1')
+@pytest.mark.proof_cases('masked_lm-model2-train2', 'causal_lm-model1-train1')
 def test_chunks_have_the_scores_and_gradients_of_the_whole(objective, model, train):
     """Chunks of 3 of 8 positions: the last has one that does not exist."""
     trainer = Trainer(make_config(objective, model=model, **train))
@@ -122,6 +124,7 @@ def test_chunks_have_the_scores_and_gradients_of_the_whole(objective, model, tra
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=0, atol=1e-6 * scale), found, grads)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('narrow', ['param_dtype', 'dtype'])
 def test_gradients_of_many_narrow_chunks_add_up_in_float32(narrow):
     """The output kernel's, of 256 chunks of one position each: the sum is rounded once."""
@@ -200,6 +203,7 @@ def test_without_a_number_a_device_holds_logits_of_at_least_2048_tokens(rows, le
     assert num_chunks(rows, length, vocab_size) == chunks
 
 
+@pytest.mark.slow
 def test_each_device_has_as_many_chunks_as_its_own_tokens_ask_for(monkeypatch):
     """One device with 4 rows of 64 tokens takes 8 of each at once; of two that share one row each takes its half."""
     seen, sizes = [], {'AUTO_LOGITS': 2**10, 'AUTO_TOKENS': 32}
@@ -283,6 +287,7 @@ def exchanged(compiled):
     return [math.prod(int(size) for size in shape.split(',') if size) for shape in shapes]
 
 
+@pytest.mark.slow
 def test_logits_stay_on_the_devices_that_have_their_part_of_the_vocabulary():
     """A token's logits are 512 numbers, 64 of them on each of 8 devices. What the devices exchange for it is a vector
     of the stream, 16 numbers, and for the loss and the best class 8: in the table's lookup, loss, smoothing, accuracy
@@ -320,7 +325,7 @@ def test_logits_stay_on_the_devices_that_have_their_part_of_the_vocabulary():
 
 
 # --------------------------------------------------------------------------------------------- rematerialisation
-@pytest.mark.slow
+@pytest.mark.proof
 def test_what_the_backward_pass_computes_again_is_not_held():
     """Six layers of width 128 on 4 x 256 tokens: a step needs 79 MiB and by model.remat 52, 47 and 26. Its scores
     and gradients are the same."""
@@ -390,7 +395,7 @@ def test_master_copies_add_up_what_bfloat16_does_not_see():
 
 
 @pytest.mark.parametrize('name', ['adamw', 'schedule_free'])
-@pytest.mark.slow
+@pytest.mark.proof
 def test_narrow_parameters_with_master_copies_go_where_wide_ones_do(name):
     """In 48 steps, at a rate at which most updates are too small for bfloat16 alone."""
     fields = {'name': name, 'learning_rate': 2e-4}
@@ -415,6 +420,7 @@ def test_narrow_parameters_with_master_copies_go_where_wide_ones_do(name):
         assert np.linalg.norm(way(lost) - way(expected)) > 0.5 * np.linalg.norm(way(expected))
 
 
+@pytest.mark.slow
 def test_masters_are_of_what_is_trained_alone():
     run = make_config(model={**NARROW, 'lora_rank': 2}, optimizer={'master_dtype': 'float32'})
     trainer = Trainer(run)
@@ -519,6 +525,7 @@ def on_one(tree):
     return sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(tree))
 
 
+@pytest.mark.slow
 def test_a_device_holds_ten_bytes_for_each_of_its_parameters():
     """2 of the parameter, 4 of its master copy, 2 and 2 of its moments; with float32 alone they are 12."""
     _, state, _, _ = narrow_run()
@@ -536,6 +543,7 @@ def test_a_device_holds_ten_bytes_for_each_of_its_parameters():
     assert wide == 6 * 32  # of norms, which are float32 always: scales and biases
 
 
+@pytest.mark.slow
 def test_a_donated_state_is_updated_in_place_and_on_eight_devices_as_on_one():
     trainer, state, step, placed = narrow_run()
     bytes_of_state = on_one(state)

@@ -148,6 +148,7 @@ def padded(batch):
     return {name: more(name, x) for name, x in batch.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['masked_lm_nsp', 'masked_lm_sop'])
 @pytest.mark.parametrize('weight', [0.0, 1.0, 2.5])
 def test_the_loss_is_one_mean_plus_the_weight_times_the_other(name, weight):
@@ -247,6 +248,7 @@ def scored(objective, rows):
     return cfg, found, again
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('objective', ['masked_lm_nsp', 'replaced_token'])
 def test_evaluation_is_deterministic_and_of_the_split_not_of_its_batches(objective):
     cfg, found, again = scored(objective, 2)
@@ -292,6 +294,7 @@ def norms(tree):
     return np.array([np.abs(leaf).max() for leaf in jax.tree.leaves(tree)])
 
 
+@pytest.mark.slow
 def test_the_generator_learns_nothing_from_the_detector():
     _, _, run = electra()
     _, detector, whole = jax.device_get(run(jax.random.key(0)))

@@ -39,6 +39,7 @@ def kinds(tree):
     return {x.sharding.memory_kind for x in jax.tree.leaves(tree) if x.size > 1}
 
 
+@pytest.mark.slow
 def test_moments_and_averages_wait_on_the_host_and_parameters_stay_on_the_devices():
     _, state = trained(True)
     assert [kinds(getattr(state, name)) for name in OFFLOADED] == [{'pinned_host'}] * 2
@@ -46,8 +47,9 @@ def test_moments_and_averages_wait_on_the_host_and_parameters_stay_on_the_device
     assert {x.sharding.shard_shape(x.shape) == x.shape for x in jax.tree.leaves(state.averages)} == {True, False}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    'fields', [{}, pytest.param({'name': 'schedule_free', 'ema_decay': None}, marks=pytest.mark.slow)]
+    'fields', [{}, pytest.param({'name': 'schedule_free', 'ema_decay': None}, marks=pytest.mark.proof)]
 )
 def test_where_the_state_waits_changes_no_number(fields):
     (_, one), (_, other) = (trained(offload, **fields) for offload in (True, False))
@@ -57,6 +59,7 @@ def test_where_the_state_waits_changes_no_number(fields):
     jax.tree.map(lambda got, wanted: np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-7), *best)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_comes_back_to_where_its_reader_keeps_the_state(tmp_path):
     program, state = trained(True)
     writer = checkpoint_writer.CheckpointWriter(tmp_path)

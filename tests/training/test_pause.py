@@ -31,7 +31,7 @@ def base(place: pathlib.Path) -> Config:
     return config.override(TINY, wanted)
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_run_that_is_paused_and_goes_on_is_the_unbroken_one(tmp_path: pathlib.Path, capsys) -> None:
     wanted, whole, parts = base(tmp_path), tmp_path / 'whole', tmp_path / 'parts'
     result = train_command.train_and_evaluate(wanted, whole)

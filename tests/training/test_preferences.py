@@ -86,6 +86,7 @@ def test_of_a_long_prompt_the_end_is_kept_and_a_cut_answer_does_not_end():
     assert ends.tolist() == [True, False]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('line', 'why'), [
     ({'chosen': 'a', 'rejected': 'b'}, "no key 'prompt'"),
     ({'prompt': 'p', 'chosen': ' ', 'rejected': 'b'}, 'chosen is empty'),
@@ -168,6 +169,7 @@ def test_at_the_start_no_answer_is_preferred():
     assert means['loss'] == np.float32(np.log(2)) and means['reward_margin'] == 0 and means['reward_accuracy'] == 0.5
 
 
+@pytest.mark.slow
 def test_parts_of_a_batch_chunks_of_logits_and_a_mesh_give_the_whole():
     whole = stepped(own_seed=1)
     assert float(whole[1]['reward_margin'][0]) != 0
@@ -195,7 +197,7 @@ def test_an_answer_does_not_see_the_other():
 
 
 # --------------------------------------------------------------------------------------------------------- runs
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_run_learns_the_preference_and_is_scored_against_where_it_began(tmp_path, capsys):
     """It began in float32: the reference rounds as the run does, so no answer is preferred at first."""
     rows = [{'prompt': text, 'chosen': ' yes', 'rejected': ' no'} for text in toy_data.sentences(24, 0, (1, 1))]

@@ -25,6 +25,7 @@ def program() -> Program:
     return make_program(CONFIG, dummy_batch.random_batch(CONFIG))
 
 
+@pytest.mark.slow
 def test_a_program_starts_and_takes_a_step_without_files(program: Program) -> None:
     batch = dummy_batch.random_batch(CONFIG)
     state = program.init()

@@ -81,7 +81,10 @@ LEFT_ALONE = ('another process of the run', 'a checkpoint could not be written',
 @pytest.mark.signals
 @pytest.mark.parametrize(
     ('family', 'mesh'),
-    [pytest.param(*cell, marks=() if cell in QUICK else pytest.mark.slow, id=f'{cell[0]}-{cell[1]}') for cell in CELLS],
+    [
+        pytest.param(*cell, marks=() if cell in QUICK else pytest.mark.proof, id=f'{cell[0]}-{cell[1]}')
+        for cell in CELLS
+    ],
 )
 def test_a_run_that_is_killed_and_resumed_is_the_unbroken_one(tmp_path, whole, family: str, mesh: str) -> None:
     (processes, devices, _), (victim, moment, call) = MESHES[mesh], CELLS[family, mesh]
@@ -97,7 +100,7 @@ def test_a_run_that_is_killed_and_resumed_is_the_unbroken_one(tmp_path, whole, f
     assert_same(unbroken, parts)
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.signals
 def test_on_other_devices_the_rows_are_the_same_and_the_loss_is_near(tmp_path: pathlib.Path) -> None:
     """Some steps on one device, the rest on eight, and the other way round; without the optimizer's state it is far."""
@@ -129,7 +132,7 @@ def endless(place: pathlib.Path, *fields: str) -> list[str]:
 
 @pytest.mark.signals
 @pytest.mark.parametrize(('number', 'every'), [(signal.SIGTERM, 1_000_000), (signal.SIGINT, 1)])
-@pytest.mark.slow_cases('15-1000000')
+@pytest.mark.proof_cases('15-1000000')
 def test_a_signal_saves_and_ends_with_75_and_a_second_one_ends_at_once(tmp_path: pathlib.Path, number, every) -> None:
     command, workdir = endless(tmp_path, f'--config.train.checkpoint_every={every}'), tmp_path / 'run'
     (life,) = begin(tmp_path, command, workdir)
@@ -173,7 +176,7 @@ def test_before_the_first_step_a_signal_ends_the_run_with_nothing_saved(tmp_path
     assert 'received SIGTERM: exiting; there is nothing to save' in life.said and 'Traceback' not in life.said
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_time_limit_saves_and_ends_with_75(tmp_path: pathlib.Path) -> None:
     command, run = endless(tmp_path, '--config.train.max_minutes=1'), tmp_path / 'run'
     for steps, said in ((0, 'before the first step'), (2, 'after step 2 of 1,000,000, which is saved')):
@@ -185,7 +188,7 @@ def test_a_time_limit_saves_and_ends_with_75(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.signals
-@pytest.mark.slow
+@pytest.mark.proof
 def test_several_processes_stop_after_the_same_step(tmp_path: pathlib.Path) -> None:
     """A notice to one of them reaches all; what they save together a single process goes on from."""
     command, run = endless(tmp_path, '--config.train.checkpoint_every=1000000'), tmp_path / 'run'
@@ -199,7 +202,7 @@ def test_several_processes_stop_after_the_same_step(tmp_path: pathlib.Path) -> N
     assert alone.wait() == -signal.SIGKILL and f'resumed at step {step}' in alone.said
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.signals
 def test_a_process_that_stands_still_ends_the_others(tmp_path: pathlib.Path) -> None:
     command, run = endless(tmp_path), tmp_path / 'run'
@@ -209,7 +212,7 @@ def test_a_process_that_stands_still_ends_the_others(tmp_path: pathlib.Path) -> 
     assert lives[1].kill() == -signal.SIGKILL and max(checkpoint.steps(run)) in (2, 3)
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.signals
 def test_a_few_kills_at_random_instants(tmp_path: pathlib.Path) -> None:
     assert 'bit for bit' in soak.soak(tmp_path, kills=2, seed=0)

@@ -54,6 +54,7 @@ def steps(workdir) -> list[int]:
     return sorted(int(event['args']['step_num']) for event in named)
 
 
+@pytest.mark.slow
 def test_a_trace_holds_its_steps_and_one_that_is_cut_short_those_that_were_made(tmp_path, capsys):
     double = jax.jit(lambda x: 2 * x)
     for name, stop in (('whole', 5), ('cut', 3), ('before', 1)):
@@ -73,7 +74,7 @@ def test_a_trace_holds_its_steps_and_one_that_is_cut_short_those_that_were_made(
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_run_and_a_benchmark_write_a_trace(tmp_path):
     recipe = 'translate.py:smoke'
     wanted = load(recipe, tmp_path, train__num_steps='4', train__eval_every='4', data__tokenizer='symbol')
@@ -90,6 +91,7 @@ def test_a_run_and_a_benchmark_write_a_trace(tmp_path):
     assert found['product_share'] == pytest.approx(rate / (found['product_gflops'] * 1e9), rel=0.01, abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('flags', 'why'),
     [

@@ -155,6 +155,7 @@ def assert_same_step(one, other):
         assert float(other[1][name][0]) == pytest.approx(float(total), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_batch_in_parts_and_in_chunks_of_logits_is_the_whole_one():
     """Chunks of 3 of 8 positions; the teacher is wider than the model that learns."""
     whole = stepped('causal_lm')
@@ -162,12 +163,13 @@ def test_a_batch_in_parts_and_in_chunks_of_logits_is_the_whole_one():
     assert_same_step(whole, stepped('causal_lm', microbatches=4, loss_chunk=3))
 
 
+@pytest.mark.slow
 def test_a_mesh_gives_what_one_device_gives():
     mesh = Mesh(data=2, fsdp=2, tensor=2)
     assert_same_step(stepped('causal_lm'), stepped('causal_lm', mesh, loss_chunk=3))
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize('name', DISTILLED)
 def test_every_distilled_objective_takes_a_step(name):
     whole = stepped(name, loss_chunk=None)
@@ -219,7 +221,7 @@ def run(place):
     return place / 'run'
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_run_resumes_bit_for_bit_and_notices_another_teacher(place, run, tmp_path, capsys):
     rows = [each for each in (run / 'metrics.jsonl').read_text().splitlines() if 'train/divergence' in each]
     assert len(rows) == 4
@@ -238,6 +240,7 @@ def test_a_run_resumes_bit_for_bit_and_notices_another_teacher(place, run, tmp_p
         loop.train(student(place, train__teacher=str(tmp_path / 'moved')), resumed)
 
 
+@pytest.mark.slow
 def test_a_run_is_evaluated_without_its_teacher(run, tmp_path, capsys):
     shutil.copytree(run, tmp_path / 'alone')
     override_teacher = workdir.changed_config(tmp_path / 'alone', {'train.teacher': str(tmp_path / 'gone')})
@@ -246,6 +249,7 @@ def test_a_run_is_evaluated_without_its_teacher(run, tmp_path, capsys):
     assert found['loss'] == found['nll'] and 'divergence' not in found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('fields', 'line'), [
     ({'train__teacher': None}, 'train.objective=causal_lm_distilled needs train.teacher, a workdir or a hub'),
     ({'train__teacher': '{place}/none'}, 'is {place}/none the workdir of a run'),
@@ -344,6 +348,7 @@ def test_a_teacher_without_the_head_of_the_objective_is_refused(place):
         _ = program.taught
 
 
+@pytest.mark.slow
 def test_who_looks_at_a_run_counts_its_teacher(place):
     cfg = student(place, model__vocab_size=Byte().vocab_size)
     plain = override(cfg, {'train.objective': 'causal_lm', 'train.teacher': None})

@@ -170,7 +170,7 @@ def trial(place: pathlib.Path) -> pathlib.Path:
     return home
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_mlflow_keeps_one_run_for_all_lives_in_a_file_of_the_sweep(tmp_path, monkeypatch, capsys) -> None:
     pytest.importorskip('mlflow')
     monkeypatch.delenv('MLFLOW_TRACKING_URI', raising=False)
@@ -190,7 +190,7 @@ def test_mlflow_keeps_one_run_for_all_lives_in_a_file_of_the_sweep(tmp_path, mon
     assert [each.step for each in client.get_metric_history(run.info.run_id, 'valid/loss')] == [2, 4, 6]
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_wandb_writes_a_run_offline_that_goes_on_under_its_id(tmp_path, monkeypatch, capsys) -> None:
     wandb = pytest.importorskip('wandb')
     for name in ('WANDB_API_KEY', 'WANDB_MODE', 'WANDB_PROJECT'):
@@ -235,7 +235,7 @@ def records(file: pathlib.Path) -> list[Any]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_wandb_without_a_network_is_off_with_a_line(tmp_path, monkeypatch, capsys) -> None:
     pytest.importorskip('wandb')
     monkeypatch.setenv('WANDB_MODE', 'online')

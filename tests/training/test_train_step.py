@@ -28,7 +28,7 @@ from tformer.training.state import begin, make_init, step_key
 from tformer.training.step import in_microbatches, make_loss, make_train_step
 
 ONE_OF_EACH_FAMILY = [
-    pytest.param(name, marks=() if name in ('causal_lm', 'masked_lm', 'seq2seq') else pytest.mark.slow)
+    pytest.param(name, marks=() if name in ('causal_lm', 'masked_lm', 'seq2seq') else pytest.mark.proof)
     for name in FAMILY
 ]
 STEADY = config.Optimizer(schedule='constant', warmup_steps=0)
@@ -49,8 +49,9 @@ def steady():
 
 
 # ---------------------------------------------------------------------------------------------- accumulation
+@pytest.mark.slow
 @pytest.mark.parametrize('objective', ONE_OF_EACH_FAMILY)
-@pytest.mark.slow_cases('seq2seq')
+@pytest.mark.proof_cases('seq2seq')
 def test_gradients_of_microbatches_are_those_of_the_batch(objective):
     batch = make_batch(objective)
     smoothing = {} if objective in BY_SEQUENCE else {'label_smoothing': 0.1, 'z_loss': 0.01}
@@ -115,6 +116,7 @@ def test_scores_are_sums_and_weights():
     assert all(total == 0 and weight == 0 for total, weight in nothing.values())
 
 
+@pytest.mark.slow
 def test_a_batch_of_padding_alone_moves_nothing():
     batch = make_batch('causal_lm')
     batch = {**batch, 'positions': np.full_like(batch['positions'], -1), 'weights': np.zeros_like(batch['weights'])}
@@ -219,9 +221,9 @@ def run_on(cfg, mesh_config, devices, num_steps=3):
 
 @pytest.mark.parametrize(
     'objective',
-    ['causal_lm', *(pytest.param(n, marks=pytest.mark.slow) for n in ('seq2seq', 'masked_lm_nsp', 'replaced_token'))],
+    ['causal_lm', *(pytest.param(n, marks=pytest.mark.proof) for n in ('seq2seq', 'masked_lm_nsp', 'replaced_token'))],
 )
-@pytest.mark.slow_cases('causal_lm')
+@pytest.mark.proof_cases('causal_lm')
 def test_eight_devices_train_as_one_does(objective):
     """Dropout is on. Sums in another order differ by float32 rounding; plain Adam would divide that by a gradient near
     0 in the first steps, so its epsilon is large enough that a step is a smooth function of the gradient."""
@@ -240,7 +242,7 @@ def test_eight_devices_train_as_one_does(objective):
         assert ways == {8} and any(split) == (mesh.data != 8)
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 @pytest.mark.parametrize('name', ['muon', 'adafactor'])
 def test_eight_devices_update_matrices_as_one_does(name):
     """Orthogonal matrices, and means of rows and columns, are of arrays that are split; some devices have no layers."""
@@ -395,6 +397,7 @@ def hypers(cfg):
     return Hyperparameters(**values, dropout_rates=DropoutRates(rates, rates / 2, rates))
 
 
+@pytest.mark.slow
 def test_many_hypers_in_one_program_are_each_as_alone():
     trainer = Trainer(make_config('causal_lm', model={'scan_layers': False}))
     traces = []
@@ -423,6 +426,7 @@ def test_many_hypers_in_one_program_are_each_as_alone():
     assert len(traces) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('field', [*(name for name in SWEPT if name not in LATER), 'dropout_rate'])
 def test_every_hyper_parameter_changes_the_result_through_one_program(field):
     result, baseline = shared_program()

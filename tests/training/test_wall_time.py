@@ -133,7 +133,7 @@ def test_nothing_is_lost_by_a_process_that_ends_after_its_checkpoint(now, tmp_pa
     assert some(earlier.seconds()) == {'steps': 3, 'lost_to_restarts': 18, 'total': 21}
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_run_that_is_paused_and_repeated_loses_nothing(tmp_path):
     config = load('translate.py:smoke', tmp_path, train__num_steps='4', train__eval_every='2', train__log_every='1')
     totals = []
@@ -146,7 +146,7 @@ def test_a_run_that_is_paused_and_repeated_loses_nothing(tmp_path):
         assert all(before[part] <= after[part] for part in PARTS) and before['total'] < after['total']
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_wait_that_the_devices_work_through_is_one_of_steps(tmp_path, monkeypatch):
     """As the training does it: a slow batch, while all steps take for ever."""
     config = load('translate.py:smoke', tmp_path, train__num_steps='3', train__eval_every='3')
@@ -164,7 +164,7 @@ def test_a_wait_that_the_devices_work_through_is_one_of_steps(tmp_path, monkeypa
 
 
 @pytest.mark.signals
-@pytest.mark.slow
+@pytest.mark.proof
 def test_a_run_that_is_killed_and_resumed_says_what_it_lost(tmp_path):
     run = tmp_path / 'run'
     command = arguments(tmp_path, 'decoder', '--config.train.log_every=1', '--config.train.checkpoint_every=2')
