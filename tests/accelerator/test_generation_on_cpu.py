@@ -22,7 +22,7 @@ def test_rates_are_tokens_by_seconds_and_the_ratio_is_that_of_the_same_work(monk
     assert all(side.asked == [('calls', 1)] * 3 for side in sides)
 
 
-@pytest.mark.slow
+@pytest.mark.proof
 def test_it_runs_with_the_libraries_that_are_installed() -> None:
     script = ROOT / 'tests' / 'accelerator' / 'generation_on_cpu.py'
     ran = subprocess.run([sys.executable, str(script), '--tiny', '--pairs=1'], cwd=ROOT, capture_output=True, text=True)

@@ -9,7 +9,7 @@ from tformer.training import dummy_batch, program
 from workloads import TINY
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.proof,
     pytest.mark.skipif(importlib.util.find_spec('torch') is None, reason='torch is not installed'),
 ]
 
