@@ -63,7 +63,7 @@ stack: setup
 # whose closing line comes last. `make proofs` runs all proofs. Where the compilers of accelerators cannot be had, tests
 # that need them are skipped.
 check: lint docs newest parity
-	@$(MAKE) --no-print-directory compilers || echo 'no compilers of accelerators here: programs of theirs are skipped'
+	@$(MAKE) --no-print-directory compilers || echo 'the compilers of accelerators could not be installed anew'
 	$(BIN)/python -m pytest -n 2 --sample=8
 
 # The compilers of TPUs and GPUs, which need none of them, in a folder that `tformer inspect --device` and `plan` know.
@@ -71,7 +71,8 @@ COMPILERS := build/compilers
 compilers: setup
 	for platform in tpu cuda cudnn; do \
 	  $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target=$(COMPILERS)/$$platform --upgrade \
-	    $$($(BIN)/python -c "from tformer.distributed import devices; print(*devices.requirements('$$platform'))"); done
+	    $$($(BIN)/python -c "from tformer.distributed import devices; print(*devices.requirements('$$platform'))") \
+	    || exit 1; done
 
 # For whoever has a TPU or a GPU: the tests marked `accelerator`, then the timings, by an interpreter whose JAX has its
 # plugin. Nothing is installed. TFORMER_ACCELERATOR=cpu rehearses it on a CPU.

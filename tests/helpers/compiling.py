@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -37,10 +38,14 @@ def asked(device: str) -> Iterator[Callable[[str, str], dict[str, Any]]]:
         tempfile.TemporaryFile('w+') as errors,
         subprocess.Popen(**_process(device, 'ahead.py'), stdin=-1, stdout=-1, stderr=errors) as ahead,
     ):
+        limit = threading.Timer(4 * HANG, ahead.kill)
+        limit.daemon = True
+        limit.start()
 
         @functools.cache
         def row(mesh: str, family: str) -> dict[str, Any]:
-            print(mesh, family, file=ahead.stdin, flush=True)
+            with contextlib.suppress(BrokenPipeError):  # it has ended, and says why
+                print(mesh, family, file=ahead.stdin, flush=True)
             printed = ahead.stdout.readline()
             if not printed:
                 errors.seek(0)
@@ -48,6 +53,7 @@ def asked(device: str) -> Iterator[Callable[[str, str], dict[str, Any]]]:
             return json.loads(printed)
 
         yield row
+        limit.cancel()
 
 
 def _process(device: str, helper: str) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Which share of the suite's time each test file may take; the stored shares put long files first, too.
 
-A share is measured in one run, so it says the same on a fast and on a slow machine. Quick tests and proofs are counted
-apart. `python -m pytest -n 2 --store-shares` writes the table anew.
+A share is measured in one run, so it says the same on a fast and on a slow machine. Quick tests, slow ones and proofs
+are counted apart. `python -m pytest -n 2 --store-shares` writes the table anew.
 """
 
 import json

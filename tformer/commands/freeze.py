@@ -135,7 +135,8 @@ class Frozen(NamedTuple):
           UserError: a text leaves no room for so many, or no text of the run's form is that short.
         """
         writer, batch, engine, rows = self.parts[:4]
-        texts_lib.say_unknown(texts_lib.reader(self.config, self.tokenizers), texts_lib.several(texts))
+        reader = texts_lib.reader(self.config, self.tokenizers)
+        texts_lib.say_unknown(reader, texts_lib.contents(texts_lib.several(texts)))
         read, decode = writer.read(texts), self.config.decode
         most = decode.max_len if most is None else most
         if most < self.parts.least:

@@ -49,7 +49,7 @@ FLAGS: dict[str, commands.Flag] = {
     ),
 }
 ARGUMENTS = 'TEXT'
-MESSAGES = re.compile(r'\[\s*\{\s*"(role|content)"|\{\s*"messages"')  # how a chat in JSON begins
+MESSAGES = re.compile(r'\[\s*\{\s*"(role|content)"\s*:|\{\s*"messages"\s*:')  # how a chat in JSON begins
 PROCESSES = True
 
 

@@ -44,8 +44,8 @@ def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) 
             if getattr(flags, name) is not None:
                 raise UserError(f'--{name} is of a prepared set: give --output=DIR')
     own = CHANGES if flags.output is not None else WRITTEN
-    kept = own if own == CHANGES or config.data.source == 'tfds' else overrides  # a recipe's set holds other records
-    named = {name: config_lib.values(config)[name] for name in own if name in kept}
+    stated = own == CHANGES or config.data.source == 'tfds' or 'data.tfds_name' in overrides
+    named = {name: config_lib.values(config)[name] for name in own if stated}  # a recipe's set holds other records
     config = config_lib.override(checks.settle(config_lib.override(config, _defaults(own)), overrides), named)
     if flags.output is None:
         print(prepare(config, flags.workdir))

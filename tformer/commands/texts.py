@@ -49,9 +49,9 @@ def reader(config: Config, tokenizers: Tokenizers) -> Tokenizer:
 
 def contents(texts: Iterable[Any]) -> list[str]:
     """Returns all that texts and the messages of chats say."""
-    chats = [[{'content': text}] if isinstance(text, str) else text for text in texts]
-    messages = (message for chat in chats for message in chat if isinstance(message, Mapping))
-    return [str(message.get('content', '')) for message in messages]
+    chats = (text for text in texts if isinstance(text, list | tuple))
+    said = (message.get('content') for chat in chats for message in chat if isinstance(message, Mapping))
+    return [each for each in (*texts, *said) if isinstance(each, str)]
 
 
 def say_unknown(tokenizer: Tokenizer, texts: Iterable[str]) -> None:

@@ -1,7 +1,7 @@
 """Memory and floating-point operations of a training step by formula: nothing is compiled."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -40,11 +40,12 @@ def model_flops(config: Config, params: Any, batch: Mapping[str, Any], *, forwar
     head = HEADS[TASKS[config.train.objective].head]
     tied = config.model.tied_embeddings in ('all', 'output') and head.vocabulary
     trained, passed = ({}, {}) if forward else _trained(config, params)
+    outside = [names for names, share in trained.items() if share and place(names) != 'layers']
     total = 0.0
     for path, box in jax.tree_util.tree_leaves_with_path(params, is_leaf=lambda x: isinstance(x, nn.Partitioned)):
         names = path_names(path)
         if names[-1] == 'kernel' or (tied and names == ('embed', 'table')):
-            each = 2 * (1 + trained.get(names, 0) + passed.get(names[0], float(any(passed.values()))))
+            each = 2 * (1 + trained.get(names, 0) + _inputs(names, passed, outside))
             total += each * rows * _vectors(head, names, length, source, texts) * _weights(config.model, names, box)
     return total + rows * _attention(config.model, length, source, passed)
 
@@ -75,6 +76,17 @@ def _trained(config: Config, params: Any) -> tuple[dict[tuple[str, ...], float],
     if passed.get('encoder') and 'decoder' in passed:
         passed['decoder'] = 1.0  # every layer reads what the encoder says
     return shares, passed
+
+
+def _inputs(names: tuple[str, ...], passed: Mapping[str, float], trained: Sequence[tuple[str, ...]]) -> float:
+    """Returns in which share of the layers what a kernel multiplies has a gradient; `trained` are the parameters that
+    are, outside of the layers."""
+    where = 'top' if names[-1] == 'table' else place(names)  # a table that makes logits
+    if where == 'layers':
+        across = 'cross_attention' in names and names[-2] in ('key', 'value')
+        return float(passed.get('encoder', 0) > 0) if across else passed.get(names[0], 0.0)
+    below = where == 'top' and any(passed.values())
+    return float(below or any(place(other) == where and other[:-1] != names[:-1] for other in trained))
 
 
 def _vectors(head: Head, names: tuple[str, ...], length: int, source: int, texts: int) -> int:

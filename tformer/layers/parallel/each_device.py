@@ -123,7 +123,8 @@ def enough_heads(x_BKSX: jax.Array, num_heads: int) -> jax.Array:
 def heads_to_split(num_kv_heads: int, num_heads: int) -> int:
     """Returns how many heads of keys are cached, so that each device has those that its own query heads use and no
     others: where devices that split heads do not divide those of keys, some stand there repeatedly."""
-    each = math.lcm(num_kv_heads, ways(_axes('act_heads'))) if splits() else num_kv_heads
+    apart = splits() and _axes('act_heads') == _axes('kv_heads')
+    each = math.lcm(num_kv_heads, ways(_axes('act_heads'))) if apart else num_kv_heads
     return each if num_kv_heads > 1 and num_heads % each == 0 else num_kv_heads
 
 
