@@ -67,6 +67,8 @@ def test_own_texts_are_not_written_under_the_name_of_a_recipes_set(tmp_path, mon
     monkeypatch.setattr('builtins.print', lambda text, **_: said.append(text))
     command_line.main(command)
     assert 'c4' not in str(said[-1])
+    with pytest.raises(UserError, match=r'^data\.tfds_dir=sets has no effect here'):
+        command_line.main([*command, '--config.data.tfds_dir=sets'])
     command_line.main([*command, '--config.data.tfds_name=mine'])
     assert str(said[-1]).startswith('mine')
 

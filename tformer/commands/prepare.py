@@ -43,9 +43,9 @@ def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) 
         for name in ('processes', 'beam'):
             if getattr(flags, name) is not None:
                 raise UserError(f'--{name} is of a prepared set: give --output=DIR')
-    own = CHANGES if flags.output is not None else WRITTEN
-    stated = own == CHANGES or config.data.source == 'tfds' or 'data.tfds_name' in overrides
-    named = {name: config_lib.values(config)[name] for name in own if stated}  # a recipe's set holds other records
+    writes = config.data.source == 'tfds' or 'data.tfds_name' in overrides  # a recipe's set holds other records
+    own = CHANGES if flags.output is not None else WRITTEN if writes else ()
+    named = {name: config_lib.values(config)[name] for name in own}
     config = config_lib.override(checks.settle(config_lib.override(config, _defaults(own)), overrides), named)
     if flags.output is None:
         print(prepare(config, flags.workdir))
