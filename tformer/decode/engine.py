@@ -101,7 +101,7 @@ def make_engine(
 
     @jit
     def empty(variables: Any) -> Slots:
-        cache = jax.eval_shape(lambda: _read(facts, variables, example, slots)[0].ring(slots, jnp.int32(0)))
+        cache = jax.eval_shape(lambda: _read(facts, variables, example, slots)[0].ring(slots, jnp.int32(0)).for_steps())
         return spread(_free_rows(facts, cache, example, rows))
 
     @functools.partial(jit, donate_argnums=1)
@@ -153,7 +153,7 @@ def _read_on(facts: _Facts, variables: Any, batch: Mapping[str, Any], kept: Any,
     extend, _, prompt = begin(facts.model, variables, batch, 1, facts.chunk, facts.quantization)
     padding = jnp.sum(prompt.positions_BP < 0)  # in front; behind the tokens it is written over
     tokens_BT, positions_BT = (jnp.roll(x[:, :-1], -padding, 1) for x in (prompt.tokens_BP, prompt.positions_BP))
-    cache = kept.replace(index=number).grown(kept.slots + tokens_BT.shape[1])
+    cache = kept.replace(index=number).wide(kept.slots + tokens_BT.shape[1])
     cache = read_further(extend, cache, tokens_BT, positions_BT, chunk=facts.chunk, empty=False)
     return cache.back(padding), prompt
 
@@ -168,7 +168,7 @@ def _free_rows(facts: _Facts, row: Any, example: Mapping[str, Any], rows: int) -
     def zeros(tree: Any) -> Any:
         return jax.tree.map(lambda x: jnp.zeros((rows, *x.shape[1:]), x.dtype), tree)
 
-    cache = zeros(row.replace(index=None)).replace(index=jnp.int32(0))
+    cache = zeros(row.rows()).at_first()
     drawing: Any = jax.tree.map(lambda value: jnp.zeros(rows, jnp.asarray(value).dtype), Drawing())
     keys_B = jnp.broadcast_to(jax.random.key(0), (rows,))
     recent_BK, nothing = jnp.full((rows, facts.recent), -1, jnp.int32), jnp.zeros(rows, jnp.int32)
@@ -180,18 +180,19 @@ def _inserted(
     facts: _Facts, slots: Slots, found: tuple[Any, Prompt], batch: Mapping[str, Any], row: jax.Array, drawing: Drawing
 ) -> Slots:
     """Returns the slots in which rows go on from prompts, as `Engine.insert` says; `found` is their cache and they."""
-    cache, prompt = found[0].ring(slots.cache.slots, slots.cache.index), found[1]
+    near, prompt = slots.cache.near, found[1]
+    cache = found[0].ring(slots.cache.slots, slots.cache.index).for_steps(None if near is None else near.index)
     rows_R = jnp.atleast_1d(row)
     draws = len(rows_R) // len(prompt.tokens_BP)
     ways: Any = jax.tree.map(lambda x: jnp.broadcast_to(x, rows_R.shape), drawing)
     each = _last(prompt, facts.recent), prompt.positions_BP[:, -1], _own_bias(batch)
     recent_RK, position_R, bias = jax.tree.map(lambda x: jnp.repeat(x, draws, axis=0), each)
-    cache, ruled = cache.repeat(draws).replace(index=None), facts.rules.start(rows_R.shape)
+    cache, ruled = cache.repeat(draws).rows(), facts.rules.start(rows_R.shape)
     keys_R, step_R = jax.vmap(key_of)(ways), jnp.zeros_like(position_R)
     new = Slots(cache, recent_RK, position_R, step_R, ruled, bias, keys_R, ways)
-    old = slots.replace(cache=slots.cache.replace(index=None))
+    old = slots.replace(cache=slots.cache.rows())
     made: Any = jax.tree.map(functools.partial(_put, rows_R), old, new)
-    begun: Slots = made.replace(cache=made.cache.replace(index=slots.cache.index))
+    begun: Slots = made.replace(cache=made.cache.at(slots.cache))
     return begun
 
 

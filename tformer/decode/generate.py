@@ -145,6 +145,8 @@ def begin(
     first = {'inputs': batch['shared'][:1]} if shared else batch
     with masks.ordered('front'):
         cache: Any = model.apply(variables, first, slots, method='start')
+    if shared and hasattr(cache, 'with_gaps'):  # behind them rows are padded
+        cache = cache.with_gaps(tokens_BP.shape[1])
     if quantization is not None:
         cache = cache.quantized()
     if shared:

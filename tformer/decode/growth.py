@@ -19,6 +19,11 @@ def slots_of(cache: Any) -> int | None:
     return slots
 
 
+def for_steps(cache: Any) -> Any:
+    """Returns a cache that single steps extend from here on."""
+    return cache.for_steps() if hasattr(cache, 'for_steps') else cache
+
+
 def check_slots(cache: Any, needed: int, growth: Growth = ()) -> None:
     """Raises a `UserError` where a cache has fewer slots than a search needs, once it has grown."""
     slots = growth[-1][1] if growth else slots_of(cache)
@@ -28,6 +33,7 @@ def check_slots(cache: Any, needed: int, growth: Growth = ()) -> None:
 
 def go_on(going: Callable[[Any], jax.Array], advance: Callable[[Any], Any], state: Any, growth: Growth) -> Any:
     """Returns the state (with `step` and `cache`) that `advance` leads to while it is `going`."""
+    state = state._replace(cache=for_steps(state.cache))
     for steps, slots in growth:
         state = state._replace(cache=state.cache.grown(slots))
         until = functools.partial(lambda end, now: going(now) & (now.step < end), steps)

@@ -10,7 +10,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from tformer.decode.growth import slots_of
+from tformer.decode.growth import for_steps, slots_of
 from tformer.decode.sample import Extend
 from tformer.model import positions_of
 
@@ -37,6 +37,9 @@ class Doubled(flax.struct.PyTreeNode):
 
     def repeat(self, times: int) -> 'Doubled':
         return Doubled(self.cache.repeat(times), jnp.repeat(self.last_B, times))
+
+    def for_steps(self) -> 'Doubled':
+        return self.replace(cache=for_steps(self.cache))
 
     def by_row(self) -> 'Doubled':
         return self.replace(cache=self.cache.by_row())

@@ -11,8 +11,10 @@ from flax import linen as nn
 from tformer.config import Decode
 from tformer.decode.coverage import attend_by, counted
 from tformer.decode.generate import STRATEGIES, begun, begun_guided, cache_slots, texts_of_row
+from tformer.decode.growth import for_steps
 from tformer.decode.guidance import guided
 from tformer.decode.sample import Extend, Sampling, prefill
+from tformer.layers.parallel.few_tokens import STEP
 
 
 class Begun(NamedTuple):
@@ -40,9 +42,10 @@ def first_step(model: nn.Module, cfg: Decode, variables: Any, batch: Mapping[str
     """Returns what the first step reads: a row for each beam or draw, in the cache or beside each other."""
     cache, rows = read_prompts(model, cfg, variables, batch), len(batch['inputs'])
     beams, draws = STRATEGIES[cfg.strategy].tokens(cfg), texts_of_row(cfg)
-    cache = cache.by_row() if cfg.draft else cache
     if beams > 1:
         return Begun(cache.branch(beams), (rows, beams))
+    cache = for_steps(cache) if cfg.draft is None or cfg.draft_len < STEP else cache
+    cache = cache.by_row() if cfg.draft else cache
     return Begun(cache.repeat(draws) if draws > 1 else cache, (rows * draws, cfg.draft_len + 1 if cfg.draft else 1))
 
 

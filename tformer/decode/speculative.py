@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from tformer.decode.growth import check_slots
+from tformer.decode.growth import check_slots, for_steps
 from tformer.decode.penalties import History
 from tformer.decode.rules import Rules
 from tformer.decode.sample import PAD, Ending, Extend, Prompt, banned_mask, prefill
+from tformer.layers.parallel.few_tokens import STEP
 
 MATCHED = 3  # tokens of the text's end that `look_up` looks for, at most
 
@@ -114,13 +115,19 @@ def speculate(
         scores_B=jnp.zeros(B, jnp.float32),
         ended_B=prompt.positions_BP[:, -1] < 0,
         ruled=rules.start((B,)),
-        cache=prefill(extend, cache, prompt).by_row(),
+        cache=_begun(extend, cache, prompt, number),
         drafting=draft.state,
     )
     loop = Loop(extend, prompt, ending, draft, number, longest, keys_B, warp, rules)
     end = jax.lax.while_loop(lambda state: ~jnp.all(state.ended_B), functools.partial(_advance, loop), start)
     tokens_BT = end.written.tokens_BS[:, :max_len]
     return jnp.where(jnp.arange(max_len)[None] < end.written.count_B[:, None], tokens_BT, PAD), end.scores_B
+
+
+def _begun(extend: Extend, cache: Any, prompt: Prompt, number: int) -> Any:
+    """Returns the cache with the prompt, for rows that go on by up to `number` drafted tokens and one more."""
+    read = prefill(extend, cache, prompt)
+    return (for_steps(read) if number < STEP else read).by_row()
 
 
 def _advance(loop: Loop, state: State) -> State:
@@ -259,9 +266,8 @@ def by_model(
             tokens.append(token_B)
         return jnp.stack(tokens, 1), jnp.stack(logprobs, 1), cache
 
-    return Draft(
-        prefill(extend, cache, prompt).by_row(), propose, lambda cache, kept_B: cache.back(number + 1 - kept_B)
-    )
+    cache = _begun(extend, cache, prompt, number)
+    return Draft(cache, propose, lambda cache, kept_B: cache.back(number + 1 - kept_B))
 
 
 def by_look_up(tokens_BP: jax.Array, real_BP: jax.Array, *, number: int) -> Draft:

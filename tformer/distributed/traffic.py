@@ -9,6 +9,7 @@ FREE = frozenset(  # these move nothing, or what they run is counted by itself
     'parameter constant tuple get-tuple-element bitcast while conditional call after-all partition-id replica-id '
     'async-start async-update async-done add-dependency opt-barrier domain'.split()
 )
+WITH_OPERANDS = frozenset({'copy-start', 'all-gather-start', 'collective-permute-start'})  # in their results
 SLICES = frozenset({'dynamic-slice', 'slice', 'gather'})  # they read no more than they return
 
 _PLACED = re.compile(r'([a-z]\w*\[[\d,<=]*\])(\{[^}]*\})?')  # an array and its layout
@@ -25,6 +26,8 @@ def moved(program: Program, i: Instruction, c: Computation) -> float:
         return 2 * stored_bytes(i.shape)
     if i.opcode == 'dynamic-update-slice':
         return 2 * stored_bytes(c[i.operands[1]].shape)
+    if i.opcode in WITH_OPERANDS:
+        return stored_bytes(i.shape)
     if i.opcode != 'fusion':
         return sum(stored_bytes(c[name].shape) for name in i.operands) + stored_bytes(i.shape)
     total = _written(program, i)
@@ -54,10 +57,21 @@ def _used(program: Program, body: Computation, array: Instruction) -> float:
         elif user.opcode in ('bitcast', 'reshape'):
             total += _used(program, body, user)
         elif user.opcode == 'fusion':
-            total += _read(program, user, user.operands.index(array.name))
+            number = user.operands.index(array.name)
+            same = _origin(_body(program, user))
+            passed_on = same.opcode == 'parameter' and int(same.literal) == number
+            total += _used(program, body, user) if passed_on else _read(program, user, number)
         elif user.opcode != 'dynamic-update-slice' or user.operands[0] != array.name:
             return hlo.num_bytes(array.shape)
     return total
+
+
+def _origin(body: Computation) -> Instruction:
+    """Returns what the result of a fusion is another view of."""
+    (result,) = (i for i in body.values() if i.root)
+    while result.opcode in ('bitcast', 'reshape'):
+        result = body[result.operands[0]]
+    return result
 
 
 def _written(program: Program, fusion: Instruction) -> float:

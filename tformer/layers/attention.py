@@ -28,15 +28,20 @@ from tformer.layers.resolved import ResolvedModel
 ATTENTION_PATTERNS = {'global': False, 'local': True}  # whether a layer sees only the positions within the window
 
 
+def windows(cfg: Model, layers: int) -> tuple[int | None, ...]:
+    """Returns the window of each of a stack's layers; None where it has none."""
+    pattern = itertools.islice(itertools.cycle(cfg.attention_pattern), layers)
+    return tuple(cfg.window if ATTENTION_PATTERNS[kind] else None for kind in pattern)
+
+
 def widths(cfg: Model) -> tuple[int | None, ...]:
-    """Returns the windows of a model's layers, None where one has none."""
-    kinds = (cfg.window if ATTENTION_PATTERNS[kind] else None for kind in cfg.attention_pattern)
-    return tuple(dict.fromkeys(kinds))
+    """Returns the windows that a model's layers have, None where one has none."""
+    return tuple(dict.fromkeys(windows(cfg, len(cfg.attention_pattern))))
 
 
 def num_narrow(cfg: Model, layers: int) -> int:
     """Returns how many of a stack's layers have the window."""
-    return sum(ATTENTION_PATTERNS[kind] for kind in itertools.islice(itertools.cycle(cfg.attention_pattern), layers))
+    return sum(window is not None for window in windows(cfg, layers))
 
 
 def has_window(cfg: Model) -> bool:

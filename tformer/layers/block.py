@@ -12,7 +12,7 @@ from flax import linen as nn
 from tformer.distributed.sharding import Schedule, constrain, partitioned, platform, schedule, unboxed
 from tformer.errors import choose
 from tformer.layers import grouped_products
-from tformer.layers.attention import ATTENTION_PATTERNS, Attention, AttentionContext
+from tformer.layers.attention import Attention, AttentionContext, windows
 from tformer.layers.cache import Cached, KeyValues
 from tformer.layers.dropout import DropoutRates, drop
 from tformer.layers.initializers import deepnorm, depths
@@ -40,6 +40,8 @@ class StackInputs(flax.struct.PyTreeNode):
     cross: AttentionContext | None = None  # of cross-attention; None without an encoder
     # the encoder's output; None without an encoder, or where its keys and values are cached
     encoded_BSD: jax.Array | None = None
+    around: bool = flax.struct.field(pytree_node=False, default=False)  # as of `KeyValues.extend`
+    near: 'StackInputs | None' = None  # what layers with a window read in steps; None: the same
 
 
 class Block(nn.Module):
@@ -108,7 +110,8 @@ class Block(nn.Module):
         context, (for_keys, h_BTD) = inputs.own.of_layer(layer.local), fork(h_BTD)
         keys, values = self.attention.keys_values(for_keys, context.query_angles)
         if cache is not None and inputs.index is not None:
-            cache = cache.extend(KeyValues.of(keys, values), inputs.index, first=known_order() == 'front')
+            new, first = KeyValues.of(keys, values), known_order() == 'front'
+            cache = cache.extend(new, inputs.index, first=first, around=inputs.around)
             keys, values = cache.pair()
         rate = inputs.dropout_rates.attention
         attend = self.attention if cache is None or self.cfg.kv_latent_dim is None else self.attention.absorbed
@@ -171,8 +174,8 @@ class Stack(LayerStack):
 
     def each_layer(self) -> PerLayer:
         """Returns what differs from layer to layer, stacked."""
-        cfg, layer, pattern = self.cfg, PerLayer(), self.cfg.attention_pattern
-        windowed = [ATTENTION_PATTERNS[pattern[i % len(pattern)]] for i in range(self.num_layers)]
+        cfg, layer = self.cfg, PerLayer()
+        windowed = [window is not None for window in windows(cfg, self.num_layers)]
         if any(windowed):
             widths = [cfg.window if narrow else np.iinfo(np.int32).max for narrow in windowed]
             layer = layer.replace(window=jnp.asarray(widths, jnp.int32))
@@ -213,10 +216,13 @@ class Stack(LayerStack):
         block, each = Block(self.cfg, self.stack, self.cross, parent=None), self.each_layer()
         mutable = ['alignments'] if self.is_mutable_collection('alignments') else []
 
+        narrow = windows(self.cfg, self.num_layers)
+
         def layer(number: int, x_BTD: jax.Array) -> Any:
             cached = None if cross is None else cross[number]
             facts = jax.tree.map(lambda x: x[number], each)
-            return block.apply(self.of_layer(number), x_BTD, own[number], cached, facts, inputs, mutable=mutable)
+            read = inputs if inputs.near is None or narrow[number] is None else inputs.near
+            return block.apply(self.of_layer(number), x_BTD, own[number], cached, facts, read, mutable=mutable)
 
         extended: Cached = ()
         for number in range(self.num_layers):

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
 from tformer.distributed import sharding
+from tformer.layers.attention import windows
 from tformer.layers.parallel import each_device
 from tformer.layers.parallel.few_tokens import STEP
 from tformer.layers.quantized import Quantized, quantize
@@ -59,9 +60,11 @@ class KeyValues(flax.struct.PyTreeNode):
         each = (self, *others)
         return KeyValues(along(3, *(one.k_BKHS for one in each)), along(2, *(one.v_BKSU for one in each)))
 
-    def extend(self, new: 'KeyValues', index: jax.Array, *, first: bool = False) -> 'KeyValues':
+    def extend(
+        self, new: 'KeyValues', index: jax.Array, *, first: bool = False, around: bool = False
+    ) -> 'KeyValues':
         """Returns the keys and values with new ones written at slot `index`, or at that of each row; `first` says that
-        there are none yet."""
+        there are none yet, `around` that the first slot follows the last one."""
         new = new.with_heads(self.heads)
         new = new.quantized() if isinstance(self.k_BKHS, Quantized) else new
 
@@ -69,6 +72,8 @@ class KeyValues(flax.struct.PyTreeNode):
             added = added.astype(x.dtype)
             if first:
                 return _behind(added, x.shape[axis], axis, 0)
+            if around:
+                return _put_around(x, added, index, axis)
             if added.shape[axis] > STEP or not _split(x, axis):
                 return _put(x, added, index, axis)
             for t in range(added.shape[axis]):  # of several slots XLA would write where the row is whole
@@ -87,6 +92,13 @@ def _put(x: jax.Array, new: jax.Array, index: jax.Array, axis: int) -> jax.Array
     if index.ndim:
         return jax.vmap(functools.partial(_put, axis=axis - 1))(x, new, index)
     return jax.lax.dynamic_update_slice_in_dim(x, new, index, axis)
+
+
+def _put_around(x: jax.Array, new: jax.Array, index: jax.Array, axis: int) -> jax.Array:
+    """Returns what `_put` does, where the first entry follows the last one."""
+    for t in range(new.shape[axis]):
+        x = _put(x, jax.lax.slice_in_dim(new, t, t + 1, axis=axis), (index + t) % x.shape[axis], axis)
+    return x
 
 
 def _split(x: jax.Array, axis: int) -> tuple[str, ...]:
@@ -111,6 +123,18 @@ def _behind(x: jax.Array, size: int, axis: int, fill: int) -> jax.Array:
 Cached = tuple[KeyValues, ...]  # of each layer
 
 
+class Near(flax.struct.PyTreeNode):
+    """The slots of layers with a window: those that steps read, in a ring."""
+
+    positions_BS: jax.Array  # as those of the `Cache`
+    index: jax.Array  # the slot that is written next, of all rows or of each
+
+    def place(self, positions_BT: jax.Array) -> 'Near':
+        """Returns the slots with the positions of T new tokens, and the index moved past them."""
+        index = (self.index + positions_BT.shape[1]) % self.positions_BS.shape[1]
+        return Near(_put_around(self.positions_BS, positions_BT, self.index, axis=1), index)
+
+
 class Cache(flax.struct.PyTreeNode):
     """The state that decoding carries between calls.
 
@@ -126,6 +150,9 @@ class Cache(flax.struct.PyTreeNode):
     cross: Cached | None = None  # the encoder's, for each layer; None without an encoder
     encoder_positions_BS: jax.Array | None = None  # of the encoder's tokens; None without an encoder
     branches_BMS: jax.Array | None = None  # True at the slots that hypothesis m has; None: a row is one text
+    near: Near | None = None  # the slots of layers with a window; None: they have those of the others
+    # of each layer the slots that steps of up to STEP tokens read, None: all
+    reaches: tuple[int | None, ...] = flax.struct.field(pytree_node=False, default=())
 
     @property
     def slots(self) -> int:
@@ -149,6 +176,7 @@ class Cache(flax.struct.PyTreeNode):
             prefix_BS=_put(self.prefix_BS, prefix_BT, self.index, axis=1),
             branches_BMS=branches_BMS,
             index=self.index + positions_BT.shape[1],
+            near=None if self.near is None else self.near.place(positions_BT),
         )
 
     def quantized(self) -> 'Cache':
@@ -160,14 +188,62 @@ class Cache(flax.struct.PyTreeNode):
 
     def by_row(self) -> 'Cache':
         """Returns the cache with an index of each row."""
-        return self.replace(index=jnp.broadcast_to(self.index, self.positions_BS.shape[:1]))
+        return self._moved(lambda index: jnp.broadcast_to(index, self.positions_BS.shape[:1]))
 
     def back(self, tokens: int | jax.Array) -> 'Cache':
         """Returns the cache with the last `tokens` slots, of each row if [B], free again.
 
         Until others are written there, their positions hide them from the tokens before.
         """
-        return self.replace(index=self.index - tokens)
+        return self._moved(lambda index: index - tokens)
+
+    def rows(self) -> 'Cache':
+        """Returns what the cache holds of each row, without the index."""
+        return self._moved(lambda index: None)
+
+    def at_first(self) -> 'Cache':
+        """Returns the cache at its first slot."""
+        return self._moved(lambda index: jnp.int32(0))
+
+    def at(self, other: 'Cache') -> 'Cache':
+        """Returns the cache with the index of another one."""
+        near = None if self.near is None or other.near is None else self.near.replace(index=other.near.index)
+        return self.replace(index=other.index, near=near)
+
+    def _moved(self, move: Callable[[Any], Any]) -> 'Cache':
+        near = None if self.near is None else self.near.replace(index=move(self.near.index))
+        return self.replace(index=move(self.index), near=near)
+
+    def with_gaps(self, tokens: int) -> 'Cache':
+        """Returns the cache, still empty, for rows in which so many slots of padding may stand between tokens."""
+        return self.replace(reaches=tuple(reach and reach + tokens for reach in self.reaches))
+
+    @property
+    def reach(self) -> int | None:
+        """The slots that steps read of layers with a window; None: no layer has one."""
+        return max((reach for reach in self.reaches if reach is not None), default=None)
+
+    def for_steps(self, end: jax.Array | None = None) -> 'Cache':
+        """Returns the cache whose layers with a window have the slots alone that steps read, in rings whose next slot
+        is `end`, by default the one where as many texts begin as here.
+
+        From then on up to STEP tokens are added, or taken back, at a time. Hypotheses stand between each other's
+        tokens: with them all layers have all slots.
+        """
+        slots = self._near_slots(self.slots)
+        if slots is None or self.near is not None:
+            return self
+        return self._with_near(self.ring(slots, self.index % slots if end is None else end))
+
+    def _near_slots(self, slots: int) -> int | None:
+        """Returns the slots of layers with a window where others have so many; None: as many."""
+        return self.reach if self.branches_BMS is None and self.reach is not None and self.reach < slots else None
+
+    def _with_near(self, narrow: 'Cache') -> 'Cache':
+        """Returns the cache whose layers with a window are those of another one, as `near` what that has of slots."""
+        each = zip(self.reaches, self.own, narrow.own, strict=True)
+        own = tuple(layer if reach is None else other for reach, layer, other in each)
+        return self.replace(own=own, near=narrow.near or Near(narrow.positions_BS, narrow.index))
 
     def ring(self, slots: int, end: jax.Array) -> 'Cache':
         """Returns the cache as a ring of `slots` slots, in which what was written last stands before slot `end`.
@@ -180,7 +256,7 @@ class Cache(flax.struct.PyTreeNode):
         positions_BS, prefix_BS = (jnp.take(x, index_S, axis=1) for x in (self.positions_BS, self.prefix_BS))
         return self.replace(own=own, positions_BS=positions_BS, prefix_BS=prefix_BS, index=end)
 
-    def grown(self, slots: int, encoder_slots: int | None = None) -> 'Cache':
+    def wide(self, slots: int, encoder_slots: int | None = None) -> 'Cache':
         """Returns the cache with further free slots behind the others, `slots` in all.
 
         With `encoder_slots`, so many of the encoder's tokens have room.
@@ -188,16 +264,23 @@ class Cache(flax.struct.PyTreeNode):
         own = tuple(layer.along_slots(lambda x, axis: _behind(x, slots, axis, 0)) for layer in self.own)
         positions_BS, prefix_BS = _behind(self.positions_BS, slots, 1, -1), _behind(self.prefix_BS, slots, 1, False)
         branches_BMS = None if self.branches_BMS is None else _behind(self.branches_BMS, slots, 2, False)
-        grown = self.replace(own=own, positions_BS=positions_BS, prefix_BS=prefix_BS, branches_BMS=branches_BMS)
+        wide = self.replace(own=own, positions_BS=positions_BS, prefix_BS=prefix_BS, branches_BMS=branches_BMS)
         if encoder_slots is None or self.encoder_positions_BS is None or self.cross is None:
-            return grown
+            return wide
         cross = tuple(layer.along_slots(lambda x, axis: _behind(x, encoder_slots, axis, 0)) for layer in self.cross)
-        return grown.replace(cross=cross, encoder_positions_BS=_behind(self.encoder_positions_BS, encoder_slots, 1, -1))
+        return wide.replace(cross=cross, encoder_positions_BS=_behind(self.encoder_positions_BS, encoder_slots, 1, -1))
+
+    def grown(self, slots: int, encoder_slots: int | None = None) -> 'Cache':
+        """Returns what `wide` does of a cache of `for_steps`, with no more slots than steps read."""
+        wide, near_slots = self.wide(slots, encoder_slots), self._near_slots(slots)
+        if near_slots is None:
+            return wide
+        return wide._with_near(self if self.near is not None else self.wide(near_slots))
 
     def repeat(self, times: int) -> 'Cache':
         """Returns the cache with each row so many times, one after the other."""
-        rows = jax.tree.map(lambda x: jnp.repeat(x, times, axis=0), self.replace(index=None))
-        return rows.replace(index=self.index)
+        repeated: Cache = jax.tree.map(lambda x: jnp.repeat(x, times, axis=0), self.rows())
+        return repeated.at(self)
 
     def branch(self, hypotheses: int) -> 'Cache':
         """Returns the cache for M hypotheses of each row, all of which begin with what it holds."""
@@ -224,4 +307,11 @@ def empty_cache(cfg: ResolvedModel, batch: int, slots: int) -> Cache:
 
     positions_BS, prefix_BS = jnp.full((batch, slots), -1, jnp.int32), jnp.zeros((batch, slots), bool)
     own = tuple(layer() for _ in range(cfg.num_decoder_layers))
-    return Cache(own, positions_BS, jnp.zeros((), jnp.int32), prefix_BS)
+    reaches = tuple(None if window is None else _up(window + STEP) for window in windows(cfg, len(own)))
+    return Cache(own, positions_BS, jnp.zeros((), jnp.int32), prefix_BS, reaches=reaches)
+
+
+def _up(slots: int) -> int:
+    """Returns no fewer slots, of which accelerators read whole tiles."""
+    multiple = 8 if slots < 128 else 128
+    return -(-slots // multiple) * multiple
