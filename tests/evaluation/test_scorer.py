@@ -54,6 +54,37 @@ def test_bits_per_byte_are_the_bits_of_all_targets_over_their_bytes():
     assert score(limit=1)['bits_per_byte'] == pytest.approx(5 / 5, rel=1e-6)
 
 
+class Slow(Halves):
+    """The same, after products that take a while."""
+
+    def __call__(self, batch, rates=None):
+        ones = jnp.ones((300, 300)) * batch['inputs'].sum()
+        kept = jax.lax.fori_loop(0, 40, lambda _, x: x @ ones / 300, ones).mean()
+        return super().__call__(batch) + 0 * kept
+
+
+def test_on_several_devices_of_a_cpu_a_batch_begins_when_the_one_before_has_ended(monkeypatch):
+    """Hundreds of programs that wait for each other's threads in collectives never end."""
+    ended, real = [], scorer.jit
+
+    def jit(function, **options):
+        made, last = real(function, **options), []
+
+        def step(*given):
+            ended.extend(x.is_ready() for x in jax.tree.leaves(last))
+            last[:] = [made(*given)]
+            return last[0]
+
+        return step
+
+    monkeypatch.setattr(scorer, 'jit', jit)
+    cfg = checks.resolve(Config(train=Train(num_steps=1)), vocab_size=4)
+    mesh = meshes.make_mesh(config_lib.Mesh(data=1, tensor=2), jax.devices()[:2])
+    tokenizers = types.SimpleNamespace(target=types.SimpleNamespace(lossless=True, byte_lengths=BYTES))
+    scorer.make_scorer(Slow(), cfg, mesh)({}, Batches(), None, tokenizers)
+    assert ended and all(ended)
+
+
 def test_where_no_target_counts_no_score_is_a_number(monkeypatch):
     batch = Batches.batch
     monkeypatch.setattr(Batches, 'batch', lambda self, n: {**batch(self, n), 'weights': 0 * batch(self, n)['weights']})

@@ -109,6 +109,12 @@ def jax_platform(mesh: Mesh) -> str:
     return {'cuda': 'gpu'}.get(platform, platform)
 
 
+def shares_threads(mesh: Mesh) -> bool:
+    """Returns whether its devices are parts of a CPU, on whose few threads programs that do not depend on each other
+    may all wait for ever in their collectives: one is to end before the next begins."""
+    return mesh.size > 1 and jax_platform(mesh) == 'cpu'
+
+
 def row_multiple(mesh: Mesh, config: config_lib.Mesh) -> int:
     """Returns the number that divides the rows of a batch: data-parallel size x microbatches of the pipeline, whose
     stages divide the rows, too."""
