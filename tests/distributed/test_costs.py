@@ -222,8 +222,9 @@ def test_a_counter_that_counts_in_steps():
     program = hlo.parse(
         toy_hlo.main('ROOT %w = (s32[], f32[4,8]{1,0}) while(%x), condition=%cond, body=%body', more=by_two)
     )
-    (loop,) = (i for i in program.computations['main'].values() if i.opcode == 'while')
-    assert hlo.trips(program, loop) == 3  # 0, 2, 4
+    main = program.computations['main']
+    (loop,) = (i for i in main.values() if i.opcode == 'while')
+    assert hlo.trips(program, loop, main) == 3  # 0, 2, 4
 
 
 # ------------------------------------------------------------------------------------------------ bytes

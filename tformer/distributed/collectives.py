@@ -3,6 +3,7 @@
 import dataclasses
 import re
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 from jax.sharding import Mesh
@@ -20,7 +21,7 @@ class Collective:
       axes: the axes of the mesh along which the devices of a group differ, in the order of the mesh.
       count: how many collectives run.
       bytes: the bytes that the device sends, by the table `SENT`.
-      hidden: the bytes of those between whose start and end other work runs.
+      hidden: the bytes that travel while other work runs, between a start and its end.
       far: whether they cross slices of TPUs, which only the data center network joins.
     """
 
@@ -48,35 +49,50 @@ ELSEWHERE = ('async', 'call')  # what instructions start that run others beside:
 WORK = frozenset({'fusion', 'dot', 'convolution', 'custom-call', 'while', 'conditional', 'call'})
 
 
-def of(program: Program, mesh: Mesh) -> list[Collective]:
+class Pace(NamedTuple):
+    """How fast a device is."""
+
+    working: Callable[[Instruction, Computation], float]  # -> the seconds of an instruction, with all that it runs
+    speed: Callable[[tuple[str, ...], bool], float]  # (axes of the mesh, whether between slices) -> bytes a second
+
+
+def of(program: Program, mesh: Mesh, pace: Pace | None = None) -> list[Collective]:
     """Returns the collectives that one device takes part in during one run, the most bytes first.
 
     Args:
       program: a parsed program, partitioned over `mesh`.
       mesh: the mesh whose axes name the groups of devices.
+      pace: by which work and collectives take their time; None: all work takes longer than any of them.
     """
     sizes = tuple(mesh.shape.items())
     found: dict[tuple[str, tuple[str, ...], bool], np.ndarray] = {}
-    scattered, (chained, again) = _scattered(program), _chains(program)
-    overlapped = _overlapped(program) | chained
+    scattered, chains = _scattered(program), _chains(program)
 
     def sent(i: Instruction, c: Computation) -> float:
         kind = _kind(i, c, scattered)
-        if kind not in SENT or (id(c), i.name) in again:
+        if kind not in SENT or (id(c), i.name) in chains.again:
             return 0
         size = meshes.count_slices(mesh.devices.flat) if _transfer(i) else device_groups.of(i.attributes, sizes)[1]
         return sum(hlo.num_bytes(c[name].shape) for name in i.operands) * SENT[kind](size)
 
+    def axes(i: Instruction) -> tuple[str, ...]:
+        return _axes_between_slices(mesh) if _transfer(i) else device_groups.of(i.attributes, sizes)[0]
+
+    def sending(i: Instruction, c: Computation) -> float:
+        amount = sent(i, c)
+        speed = pace.speed(axes(i), bool(_transfer(i))) if pace and amount else np.inf
+        return amount / speed
+
+    late = _late(program, chains, sending, pace.working if pace else lambda i, c: float(i.opcode in WORK))
     for i, c, times in hlo.executions(program, sent):
         amount = sent(i, c)
         if amount:
-            axes = _axes_between_slices(mesh) if _transfer(i) else device_groups.of(i.attributes, sizes)[0]
-            key = _kind(i, c, scattered), axes, bool(_transfer(i))
-            hidden = amount * times if (id(c), i.name) in overlapped else 0
+            key = _kind(i, c, scattered), axes(i), bool(_transfer(i))
+            hidden = amount * times * (1 - late.get((id(c), i.name), 1.0))
             found[key] = found.get(key, np.zeros(3)) + np.array([times, amount * times, hidden])
     rows = [
-        Collective(kind, axes, int(count), float(sent), float(late), far)
-        for (kind, axes, far), (count, sent, late) in found.items()
+        Collective(kind, axes, max(round(count), 1), float(sent), float(hidden), far)
+        for (kind, axes, far), (count, sent, hidden) in found.items()
     ]
     return sorted(rows, key=lambda row: -row.bytes)
 
@@ -106,54 +122,113 @@ def _scattered(program: Program) -> set[int]:
     return {id(c) for name, c in program.computations.items() if name.startswith('all-reduce-scatter')}
 
 
-def _chains(program: Program) -> tuple[set[tuple[int, str]], set[tuple[int, str]]]:
-    """Returns the collectives that a TPU does piece by piece beside products, and those that are others once more, each
-    by its computation's identity and its name.
+Place = tuple[int, str]  # of an instruction: its computation's identity, and its name
+
+
+class _Chains(NamedTuple):
+    """The collectives that a TPU does piece by piece beside products.
 
     A fusion starts such a collective, others do a piece of it each beside their own work, and one ends it. All of them
     have the collective as an instruction, with the number of its chain.
     """
-    starts: dict[str, set[tuple[int, str]]] = {}
-    pieces: dict[str, set[tuple[int, str]]] = {}
-    ends: set[tuple[int, str]] = set()
+
+    starts: dict[Place, str]  # -> the chain
+    ends: dict[Place, str]
+    again: set[Place]  # those that are others once more
+
+
+def _chains(program: Program) -> _Chains:
+    starts, ends, pieces = dict[Place, str](), dict[Place, str](), dict[Place, str]()
     for computation in program.computations.values():
         calls = ' '.join(i.attributes for i in computation.values() if i.opcode == 'custom-call')
         for i in computation.values():
             chain = re.search(r'\bchain_id="(\d+)"', i.attributes)
             if chain is None:
                 continue
-            place = id(computation), i.name
-            if '"AsyncCollectiveStart"' in calls:
-                starts.setdefault(chain[1], set()).add(place)
-            elif '"AsyncCollectiveDone"' in calls:
-                ends.add(place)
-            else:
-                pieces.setdefault(chain[1], set()).add(place)
-    beside = [places for chain, places in starts.items() if chain in pieces]
-    more = [places for chain, places in pieces.items() if chain in starts]
-    return set().union(*beside), ends.union(*more)
+            kind = starts if '"AsyncCollectiveStart"' in calls else ends if '"AsyncCollectiveDone"' in calls else pieces
+            kind[id(computation), i.name] = chain[1]
+    begun = set(starts.values())
+    return _Chains(starts, ends, {*ends, *(place for place, chain in pieces.items() if chain in begun)})
+
+
+class _Sent(NamedTuple):
+    """A collective that travels while the device goes on: its place, when it was started, from when until when."""
+
+    place: Place
+    started: float
+    first: float
+    last: float
+
+
+def _late(
+    program: Program,
+    chains: _Chains,
+    sending: Callable[[Instruction, Computation], float],
+    working: Callable[[Instruction, Computation], float],
+) -> dict[Place, float]:
+    """Returns the share of its time for which the device waits for each collective that has a start and an end.
+
+    The instructions of a compiled program stand in the order in which they run. One collective travels at a time.
+    """
+    late = dict[Place, float]()
+    for computation in program.computations.values():
+        now = free = 0.0  # when the device, and the network, have done what there was
+        travels, waited = dict[str, list[_Sent]](), dict[Place, float]()
+        for i in computation.values():
+            started = _started(program, computation, i, chains)
+            for place, seconds in ((place, sending(*place)) for place in started):
+                first = max(now, free)
+                free = first + seconds
+                key = id(place[1]), place[0].name
+                travels.setdefault(i.name, []).append(_Sent(key, now, first, free))
+            alone = 0.0 if started else sending(i, computation)
+            free = max(now, free) + alone if alone else free
+            ended = [each for name in _ended(program, computation, i, chains, travels) for each in travels.pop(name)]
+            until = max([now, free * bool(alone), *(each.last for each in ended)])
+            for each in (*ended, *(each for some in travels.values() for each in some)):
+                overlap = min(each.last, until) - max(each.first, now)
+                waited[each.place] = waited.get(each.place, 0.0) + max(overlap, 0.0)
+            for each in ended:
+                long = each.last - each.first
+                late[each.place] = min(waited[each.place] / long, 1.0) if long else float(now <= each.started)
+            now = until + (0.0 if alone or i.opcode.endswith(('-start', '-done')) else working(i, computation))
+    return late
+
+
+def _started(
+    program: Program, computation: Computation, i: Instruction, chains: _Chains
+) -> list[tuple[Instruction, Computation]]:
+    """Returns the collectives that an instruction starts, and their computations."""
+    kind = i.opcode.removesuffix('-start')
+    if _transfer(i) or (i.opcode != kind and kind in SENT):
+        return [(i, computation)]
+    if i.opcode == 'fusion' and chains.starts:
+        return [(each, c) for c in _inside(program, i) for each in c.values() if (id(c), each.name) in chains.starts]
+    if i.opcode != kind and kind in ELSEWHERE:
+        return [(each, c) for c in _inside(program, i) for each in c.values()]
+    return []
+
+
+def _ended(
+    program: Program, computation: Computation, i: Instruction, chains: _Chains, travels: dict[str, list[_Sent]]
+) -> list[str]:
+    """Returns the instructions that started what an instruction ends."""
+    if i.opcode.endswith('-done'):
+        return [name for name in _starts(computation, i) if name in travels]
+    if i.opcode != 'fusion' or not chains.ends:
+        return []
+    places = [(id(c), name) for c in _inside(program, i) for name in c]
+    ended = {chains.ends[place] for place in places if place in chains.ends}
+    return [name for name, some in travels.items() if any(chains.starts.get(each.place) in ended for each in some)]
+
+
+def _inside(program: Program, i: Instruction) -> list[Computation]:
+    """Returns the computations that an instruction names as its own."""
+    names = called(i.attributes)
+    return [program.computations[name] for key in ('calls', 'to_apply') for name in names.get(key, ())]
 
 
 _RENDEZVOUS = r'_xla_host_transfer_rendezvous="[^"]*"'
-
-
-def _overlapped(program: Program) -> set[tuple[int, str]]:
-    """Returns the collectives between whose start and end other work runs: (their computation's identity, name).
-
-    The instructions of a compiled program stand in the order in which they run.
-    """
-    found = set()
-    for computation in program.computations.values():
-        begun: dict[str, bool] = {}  # a start -> whether work has run since
-        for i in computation.values():
-            if (i.opcode.endswith('-start') and i.opcode.removesuffix('-start') in {*SENT, *ELSEWHERE}) or _transfer(i):
-                begun[i.name] = False
-            elif i.opcode.endswith('-done'):
-                starts = [name for name in _starts(computation, i) if begun.pop(name, False)]
-                found |= {each for name in starts for each in _collectives_of(program, computation, name)}
-            elif i.opcode in WORK:
-                begun = dict.fromkeys(begun, True)
-    return found
 
 
 def _starts(computation: Computation, i: Instruction) -> list[str]:
@@ -167,11 +242,3 @@ def _starts(computation: Computation, i: Instruction) -> list[str]:
     while i.opcode.endswith(('-done', '-update')) and i.operands:
         i = computation[i.operands[0]]
     return [i.name]
-
-
-def _collectives_of(program: Program, computation: Computation, start: str) -> list[tuple[int, str]]:
-    if computation[start].opcode.removesuffix('-start') not in ELSEWHERE:
-        return [(id(computation), start)]
-    callees = called(computation[start].attributes)
-    inner = [program.computations[name] for key in ('calls', 'to_apply') for name in callees.get(key, ())]
-    return [(id(each), name) for each in inner for name in each]

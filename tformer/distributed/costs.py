@@ -1,6 +1,7 @@
 """Counts what a compiled program computes in one run, from its text: products, bytes moved and kernels."""
 
 import collections
+import functools
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -17,7 +18,7 @@ class Work(NamedTuple):
     Attributes:
       name: the instruction's name.
       source: where in the model it comes from: the end of the name that JAX gives the operation; '' if unknown.
-      times: how often a run executes it.
+      times: how often a run executes it, in the mean.
       flops: operations of its products in one execution, two per multiply-add.
       bytes: those that it reads from and writes to the device's memory in one execution, each array once.
       cycles: the compiler's own estimate of one execution in clock cycles; None where it says hlo.nothing.
@@ -26,7 +27,7 @@ class Work(NamedTuple):
 
     name: str
     source: str
-    times: int
+    times: float
     flops: float
     bytes: float
     cycles: int | None
@@ -42,12 +43,19 @@ KERNELS = re.compile(r'tpu_custom_call|__cudnn\$|__cublas\$|mosaic|triton', re.I
 def works(program: Program) -> list[Work]:
     """Returns the work of every instruction that a run executes."""
     found = []
-    for i, c, times in hlo.executions(program, lambda i, c: _flops(program, i, c), into_fusions=False):
-        if i.opcode not in traffic.FREE and not i.opcode.endswith('-done'):
-            flops, moved, cycles = _flops(program, i, c), traffic.moved(program, i, c), _cycles(i)
-            if flops or moved or cycles:
-                found.append(Work(i.name, hlo.source(i), times, flops, moved, cycles, _of_integers(program, i, c)))
+    for i, c, times in hlo.executions(program, functools.partial(operations, program), into_fusions=False):
+        work = work_of(program, i, c, times)
+        if work.flops or work.bytes or work.cycles:
+            found.append(work)
     return found
+
+
+def work_of(program: Program, i: Instruction, c: Computation, times: float = 1) -> Work:
+    """Returns the work of an instruction, without that of the computations that it runs."""
+    if i.opcode in traffic.FREE or i.opcode.endswith('-done'):
+        return Work(i.name, '', times, 0.0, 0.0, None)
+    flops, moved = operations(program, i, c), traffic.moved(program, i, c)
+    return Work(i.name, hlo.source(i), times, flops, moved, _cycles(i), _of_integers(program, i, c))
 
 
 def _cycles(i: Instruction) -> int | None:
@@ -69,7 +77,8 @@ def inside(program: Program, i: Instruction) -> Iterator[tuple[Instruction, Comp
             yield from inside(program, each)
 
 
-def _flops(program: Program, i: Instruction, c: Computation) -> float:
+def operations(program: Program, i: Instruction, c: Computation) -> float:
+    """Returns the floating-point operations of an instruction, of a fusion's with those in it."""
     return products(i, c) + sum(products(*each) for each in inside(program, i))
 
 
@@ -163,13 +172,13 @@ def _seen_pairs(attributes: str, T: int, S: int) -> int:
 
 def kernels(program: Program) -> dict[str, int]:
     """Returns how often a run calls each kernel: the library's or the compiler's own name for it."""
-    found: collections.Counter[str] = collections.Counter()
+    found = collections.defaultdict[str, float](float)
     for i, _, times in hlo.executions(program, lambda i, c: float(i.opcode == 'custom-call')):
         target = re.search(r'custom_call_target="([^"]+)"', i.attributes)
         if target and KERNELS.search(target[1]):
             own = ' ' + i.name.rstrip('.0123456789') if target[1] == 'tpu_custom_call' else ''
             found[target[1] + own] += times
-    return dict(found)
+    return {name: max(round(times), 1) for name, times in found.items()}
 
 
 def attention_kernels(program: Program) -> set[str]:

@@ -1,9 +1,11 @@
 """Reads the text of a compiled program (HLO), and says how often each of its instructions runs."""
 
+import contextlib
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 
@@ -102,7 +104,7 @@ def place(operation: str) -> str:
     around them."""
     around = r'\b(?:jit|jvp|transpose|vmap|checkpoint|rematted_computation)\b|closed_call|body|while'
     path = re.sub(r"\[\\?'([^'\\]*)\\?'\]", r'/\1', operation)  # variables['params']['embed'], escaped in texts
-    names = [name.strip('()') for name in re.sub(around, '', path).split('/')]
+    names = [name.strip('()') for name in re.sub(rf'{around}|{_SHARE}', '', path).split('/')]
     return '/'.join([name for name in names if name][-4:])
 
 
@@ -113,11 +115,12 @@ def nothing(i: Instruction, c: Computation) -> float:
 
 
 def executions(
-    program: Program, cost: Cost, name: str | None = None, times: int = 1, into_fusions: bool = True
-) -> Iterator[tuple[Instruction, Computation, int]]:
-    """Yields every instruction that a run reaches, its computation, and how often it runs.
+    program: Program, cost: Cost, name: str | None = None, times: float = 1, into_fusions: bool = True
+) -> Iterator[tuple[Instruction, Computation, float]]:
+    """Yields every instruction that a run reaches, its computation, and how often it runs in the mean.
 
-    Of a conditional the branch of the highest total `cost` is taken. A loop of unknown length counts once.
+    Of a conditional each branch counts as often as its `share` says, or else the branch of the highest total `cost` is
+    taken. A loop of unknown length counts once.
 
     Args:
       program: a parsed program.
@@ -131,19 +134,52 @@ def executions(
         yield instruction, computation, times
         if instruction.opcode == 'fusion' and not into_fusions:
             continue
-        for callee, repeats in _callees(program, instruction, cost):
+        for callee, repeats in callees(program, instruction, computation, cost):
             yield from executions(program, cost, callee, times * repeats, into_fusions)
 
 
-def _callees(program: Program, instruction: Instruction, cost: Cost) -> list[tuple[str, int]]:
-    """Returns the computations that an instruction runs, and how often it runs each."""
+def share(taken: float) -> contextlib.AbstractContextManager[Any]:
+    """A context for what a branch of a conditional computes, which is taken in this share of its runs, by thousandths:
+    the program's text says so."""
+    return jax.named_scope(f'share_{round(1000 * taken)}')
+
+
+def _shares(program: Program, conditional: Instruction, branches: list[str]) -> list[float] | None:
+    """Returns the shares of a conditional's branches; None where none of them states its own.
+
+    The names of what a branch computes have first the shares that the conditional's own name has.
+    """
+    around = len(re.findall(_SHARE, conditional.attributes))
+
+    def stated(branch: str) -> float | None:
+        named = (re.findall(_SHARE, i.attributes) for i in program.computations[branch].values())
+        return next((int(found[around]) / 1000 for found in named if len(found) > around), None)
+
+    found = [stated(branch) for branch in branches]
+    known = [each for each in found if each is not None]
+    if not known:
+        return None
+    rest = max(1 - sum(known), 0.0) / max(len(found) - len(known), 1)
+    return [rest if each is None else each for each in found]
+
+
+_SHARE = r'\bshare_(\d+)\b'
+
+
+def callees(
+    program: Program, instruction: Instruction, computation: Computation, cost: Cost
+) -> list[tuple[str, float]]:
+    """Returns the computations that an instruction of one runs, and how often it runs each in the mean."""
     named = called(instruction.attributes)
     if instruction.opcode == 'while':
-        repeats = trips(program, instruction) or 1
+        repeats = trips(program, instruction, computation) or 1
         return [(named['body'][0], repeats), (named['condition'][0], repeats)]
     if instruction.opcode == 'conditional':
         keys = ('branch_computations', 'true_computation', 'false_computation')
         branches = [branch for key in keys for branch in named.get(key, ())]
+        shares = _shares(program, instruction, branches)
+        if shares is not None:
+            return [(branch, taken) for branch, taken in zip(branches, shares, strict=True) if taken]
         return [(max(branches, key=lambda branch: _total(program, cost, branch)), 1)]
     if instruction.opcode in ('call', 'call-start', 'async-start', 'fusion'):
         return [(callee, 1) for key in ('calls', 'to_apply') for callee in named.get(key, ())]
@@ -160,10 +196,10 @@ def called(attributes: str) -> dict[str, list[str]]:
     return {key: re.findall(r'%([\w.\-]+)', value) for key, value in found}
 
 
-def trips(program: Program, loop: Instruction) -> int | None:
-    """Returns how often a `while` runs its body; None where its text does not say.
+def trips(program: Program, loop: Instruction, computation: Computation) -> int | None:
+    """Returns how often a `while` of a computation runs its body; None where its text does not say.
 
-    Either the compiler has noted the number, or the condition compares a counter from 0 with a single bound.
+    Either the compiler has noted the number, or the condition compares a counter with a single bound.
     """
     noted = re.search(r'known_trip_count"?[:=]\{"?n"?[:=]"?(\d+)', loop.attributes)
     if noted:
@@ -174,23 +210,39 @@ def trips(program: Program, loop: Instruction) -> int | None:
     less = [i for i in reached if i.opcode == 'compare' and 'direction=LT' in i.attributes]
     if not len(bounds) == len(less) == 1:
         return None
-    counters = [i for i in reached if i.opcode == 'get-tuple-element']
-    step = _step(program.computations[named['body'][0]], counters[0].attributes) if len(counters) == 1 else 1
-    return -(-bounds[0] // step)
+    counters = [re.search(r'index=(\d+)', i.attributes) for i in reached if i.opcode == 'get-tuple-element']
+    if len(counters) != 1 or counters[0] is None:
+        return bounds[0]
+    index = int(counters[0][1])
+    step, start = _step(program.computations[named['body'][0]], index), _start(computation, loop, index)
+    return -(-max(bounds[0] - start, 0) // step)
 
 
-def _step(body: Computation, place: str) -> int:
-    """Returns the constant that a loop adds to the counter at `index=` of its tuple; 1 where it adds none."""
+def _start(computation: Computation, loop: Instruction, index: int) -> int:
+    """Returns the constant that a counter of a loop has at first, at this place of its tuple; 0 where it has none."""
+
+    def origin(name: str) -> Instruction:
+        i = computation[name]
+        while i.opcode in ('copy', 'bitcast', 'opt-barrier'):
+            i = computation[i.operands[0]]
+        return i
+
+    given = origin(loop.operands[0])
+    first = origin(given.operands[index]) if given.opcode == 'tuple' else given
+    return int(first.literal) if first.opcode == 'constant' and first.literal.isdecimal() else 0
+
+
+def _step(body: Computation, index: int) -> int:
+    """Returns the constant that a loop adds to the counter at this place of its tuple; 1 where it adds none."""
     (root,) = (i for i in body.values() if i.root)
-    index = re.search(r'index=(\d+)', place)
-    if root.opcode != 'tuple' or index is None:
+    if root.opcode != 'tuple':
         return 1
-    added = body[root.operands[int(index[1])]]
+    added = body[root.operands[index]]
     constants = [body[name] for name in added.operands if body[name].opcode == 'constant']
     return int(constants[0].literal) if added.opcode == 'add' and len(constants) == 1 else 1
 
 
 def unknown_loops(program: Program) -> int:
     """Returns the number of loops whose length the text does not say."""
-    loops = (i for i, _, _ in executions(program, nothing) if i.opcode == 'while')
-    return sum(trips(program, loop) is None for loop in loops)
+    loops = ((i, c) for i, c, _ in executions(program, nothing) if i.opcode == 'while')
+    return sum(trips(program, *loop) is None for loop in loops)

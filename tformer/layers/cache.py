@@ -60,9 +60,7 @@ class KeyValues(flax.struct.PyTreeNode):
         each = (self, *others)
         return KeyValues(along(3, *(one.k_BKHS for one in each)), along(2, *(one.v_BKSU for one in each)))
 
-    def extend(
-        self, new: 'KeyValues', index: jax.Array, *, first: bool = False, around: bool = False
-    ) -> 'KeyValues':
+    def extend(self, new: 'KeyValues', index: jax.Array, *, first: bool = False, around: bool = False) -> 'KeyValues':
         """Returns the keys and values with new ones written at slot `index`, or at that of each row; `first` says that
         there are none yet, `around` that the first slot follows the last one."""
         new = new.with_heads(self.heads)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tformer.distributed import hlo
 from tformer.errors import UserError
 
 # How the tokens of a row stand, as whoever builds the batches knows it: within a segment (a row, where nothing is
@@ -99,7 +100,16 @@ class AttentionMask(flax.struct.PyTreeNode):
         if len(self.widths) == 1:
             return attend(sight(self.widths[0]))
         (width,) = (each for each in self.widths if each is not None)
-        found: jax.Array = jax.lax.cond(self.window == width, lambda: attend(sight(width)), lambda: attend(sight(None)))
+
+        def branch(width: int | None, layers: float) -> Callable[[], jax.Array]:
+            def attended() -> jax.Array:
+                with hlo.share(layers):
+                    return attend(sight(width))
+
+            return attended
+
+        narrow, wide = branch(width, self.narrow), branch(None, 1 - self.narrow)
+        found: jax.Array = jax.lax.cond(self.window == width, narrow, wide)
         return found
 
     def reach(self) -> jax.Array | None:

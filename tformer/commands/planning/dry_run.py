@@ -23,9 +23,8 @@ from tformer.config import Mesh as MeshConfig
 from tformer.data.batches.packing import BATCHING
 from tformer.decode import single_step
 from tformer.decode.text import longest_input
-from tformer.distributed import collectives, compilers, costs, devices, hlo, meshes, sharding, traffic
+from tformer.distributed import collectives, compilers, costs, devices, estimates, hlo, meshes, sharding, traffic
 from tformer.distributed.devices import Target
-from tformer.distributed.estimates import Times, times
 from tformer.errors import UserError
 from tformer.layers import kernel_choice
 from tformer.layers.quantized import Quantized, without_kernels
@@ -75,7 +74,9 @@ class DryRun:
     @functools.cached_property
     def collectives(self) -> list[collectives.Collective]:
         """The collectives that one device takes part in."""
-        return collectives.of(self.program, self.mesh)
+        device, dtype = self.target.device, self.config.model.dtype
+        pace = estimates.pace(self.program, device, dtype, self.mesh.shape) if device.flops else None
+        return collectives.of(self.program, self.mesh, pace)
 
     @property
     def peak(self) -> float:
@@ -101,9 +102,11 @@ class DryRun:
         """Returns the share of the devices' peak that the model's operations take in this time."""
         return self.asked / seconds / self.mesh.size / self.target.device.flops[self.config.model.dtype]
 
-    def times(self) -> Times:
+    def times(self) -> estimates.Times:
         """The seconds of a run at the published peaks; not of a CPU, which has none."""
-        return times(self.target.device, self.config.model.dtype, self.works, self.collectives, self.mesh.shape)
+        return estimates.times(
+            self.target.device, self.config.model.dtype, self.works, self.collectives, self.mesh.shape
+        )
 
 
 # ------------------------------------------------------------------------------------------------ targets

@@ -129,7 +129,7 @@ def _times(run: DryRun) -> list[str]:
         return times(device, run.config.model.dtype, [work], (), run.mesh.shape).step
 
     slowest = sorted(run.works, key=seconds, reverse=True)[:SHOWN]
-    return lines + [f'  {seconds(work):>14.3g}  {work.times} x {work.source or work.name}' for work in slowest]
+    return lines + [f'  {seconds(work):>14.3g}  {work.times:.3g} x {work.source or work.name}' for work in slowest]
 
 
 def _gib(size: float) -> str:

@@ -6,6 +6,7 @@ backward pass gives the kernels the log-sum-exp of all blocks, so that each adds
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
+from tformer.distributed import hlo
 from tformer.layers.accelerators import mosaic, splash, tile_dropout, triton
 from tformer.layers.kernels import MIN, Meeting, Pair, ScoreOptions, pad, sink_gradient, with_sink
 from tformer.layers.masks import AttentionMask, Sight
@@ -152,8 +154,8 @@ def _on_each(function: Any, in_specs: Any, out_specs: Any) -> Any:
 
 # --------------------------------------------------------------------------------------------- on each device
 def _meetings(q_BNTH: jax.Array, keys: Any, mask: AttentionMask, heads: ByHead, turn: jax.Array) -> Any:
-    """Yields (a, b, whether a query may see a key, the `Meeting`) of the queries' half a with half b of the keys that
-    are here at `turn`."""
+    """Yields (a, b, (whether a query may see a key, in which share of turns), the `Meeting`) of the queries' half a with
+    half b of the keys that are here at `turn`."""
     (k_BKSH, _, key_arrays), (drawn_BN3, bias_1NX) = keys, heads
     count, index = ways(), jax.lax.axis_index(AXIS)
     T, S = q_BNTH.shape[2] // HALVES, k_BKSH.shape[2] // HALVES
@@ -161,16 +163,22 @@ def _meetings(q_BNTH: jax.Array, keys: Any, mask: AttentionMask, heads: ByHead, 
     widest = None if None in mask.widths else max(width or 0 for width in mask.widths) - 1
     sight = Sight(None if mask.window is None else widest, 0 if mask.causal else widest)
     bounded = mask.static and mask.prefix_BS is None
+
+    def meets(offset: Any) -> Any:
+        """Whether a query may see a key of blocks so far apart."""
+        seen = offset == offset
+        if bounded and sight.after is not None:
+            seen &= -offset - (T - 1) <= sight.after
+        if bounded and sight.before is not None:
+            seen &= offset - (S - 1) <= sight.before
+        return seen
+
+    shares = _shares(order, count, lambda own, other: meets(own * T - other * S))
     for a in range(HALVES):
         for b in range(HALVES):
             own = jnp.asarray(order)[index * HALVES + a]
             other = jnp.asarray(order)[(index - turn) % count * HALVES + b]
             offset = own * T - other * S
-            busy = jnp.bool_(True)
-            if bounded and sight.after is not None:
-                busy &= -offset - (T - 1) <= sight.after
-            if bounded and sight.before is not None:
-                busy &= offset - (S - 1) <= sight.before
             queries = (None if x is None else half(x, a, 1) for x in (mask.query_positions_BT, mask.query_segments_BT))
             places_BT, segments_BT = queries
             key_halves = [None if x is None else half(x, b, 1) for x in key_arrays]
@@ -185,7 +193,26 @@ def _meetings(q_BNTH: jax.Array, keys: Any, mask: AttentionMask, heads: ByHead, 
             bias = None
             if bias_1NX is not None:
                 bias = jax.lax.dynamic_slice_in_dim(bias_1NX[0], _first(offset, S), T + S - 1, axis=1)
-            yield a, b, busy, Meeting(part, offset, drawn, bias)
+            yield a, b, (meets(offset), float(shares[a, b])), Meeting(part, offset, drawn, bias)
+
+
+def _shares(order: np.ndarray, count: int, meets: Callable[[Any, Any], Any]) -> np.ndarray:
+    """Returns in which share of the turns each half of a device's queries meets each half of the keys that are there,
+    [HALVES, HALVES], in the mean of the devices; those that meet fewer wait in each turn for the one that meets most."""
+    indices, turns, a, b = np.meshgrid(*map(np.arange, (count, count, HALVES, HALVES)), indexing='ij')
+    met = np.asarray(meets(order[indices * HALVES + a], order[(indices - turns) % count * HALVES + b]), float)
+    waits = met.sum((2, 3)).max(0).sum() / met.sum((2, 3)).mean(0).sum()
+    return np.minimum(met.mean((0, 1)) * waits, 1.0)
+
+
+def _if_met(busy: tuple[jax.Array, float], add: Callable[[Any], Any], sums: Any) -> Any:
+    """Returns the sums with what blocks add that meet."""
+
+    def met(sums: Any) -> Any:
+        with hlo.share(busy[1]):
+            return add(sums)
+
+    return jax.lax.cond(busy[0], met, lambda sums: sums, sums)
 
 
 def _first(offset: jax.Array, S: int) -> jax.Array:
@@ -222,7 +249,7 @@ def _attend(
                 fade, share = jnp.exp(lse - whole), jnp.exp(more_lse - whole)
                 return out * fade[..., None] + more.astype(jnp.float32) * share[..., None], whole
 
-            halves[a] = jax.lax.cond(busy, add, lambda sums: sums, halves[a])
+            halves[a] = _if_met(busy, add, halves[a])
         return (pass_on(keys), tuple(halves)), None
 
     start = jnp.zeros((*shape, v_BKSU.shape[-1]), jnp.float32), jnp.full(shape, MIN)
@@ -263,7 +290,7 @@ def _differentiate(
                 return *(x + g.astype(jnp.float32) for x, g in zip(sums, more, strict=True)), total
 
             sums = dqueries[a], *dkeys[b], dbias
-            dqueries[a], *dkeys[b], dbias = jax.lax.cond(busy, add, lambda sums: sums, sums)
+            dqueries[a], *dkeys[b], dbias = _if_met(busy, add, sums)
         dkeys = tuple(map(tuple, dkeys))
         return (*pass_on((keys, dkeys)), tuple(dqueries), dbias), None
 
