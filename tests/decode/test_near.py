@@ -55,12 +55,11 @@ def of(model, way, variables, batch):
 
 QUICK = [('decoder', 'some layers', 'greedy'), ('prefix_decoder', 'some layers', 'draws')]
 SLOW = [
-    *[('encoder_decoder', 'all layers', 'drafted'), ('decoder', 'latents', 'guided')],
-    *[
-        ('decoder', 'a bias', 'integers'),
-        ('decoder', 'all layers', 'many drafted'),
-        ('decoder', 'some layers', 'beams'),
-    ],
+    ('encoder_decoder', 'all layers', 'drafted'),
+    ('decoder', 'latents', 'guided'),
+    ('decoder', 'a bias', 'integers'),
+    ('decoder', 'all layers', 'many drafted'),
+    ('decoder', 'some layers', 'beams'),
 ]
 
 
