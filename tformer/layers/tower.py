@@ -152,8 +152,8 @@ class Tower(AnyTower):
         if cache.encoder_positions_BS is not None:
             inputs = inputs.replace(cross=self.context(positions_BT, cache.encoder_positions_BS, cross=True))
         if cache.near is not None and placed.near is not None:
-            own = self.context(positions_BT, placed.near.positions_BS)
-            inputs = inputs.replace(near=inputs.replace(own=own, index=cache.near.index, around=True))
+            near = self.context(positions_BT, placed.near.positions_BS)
+            inputs = inputs.replace(near=inputs.replace(own=near, index=cache.near.index, around=True))
         x_BTD = self.input_embedding(x_BTW, positions_BT, DropoutRates())
         hypotheses, by_row = placed.branches_BMS is not None, placed.index.ndim > 0
         one = positions_BT.shape[1] == 1 or hypotheses or by_row or placed.near is not None

@@ -154,8 +154,8 @@ def _on_each(function: Any, in_specs: Any, out_specs: Any) -> Any:
 
 # --------------------------------------------------------------------------------------------- on each device
 def _meetings(q_BNTH: jax.Array, keys: Any, mask: AttentionMask, heads: ByHead, turn: jax.Array) -> Any:
-    """Yields (a, b, (whether a query may see a key, in which share of turns), the `Meeting`) of the queries' half a with
-    half b of the keys that are here at `turn`."""
+    """Yields (a, b, (whether a query may see a key, in which share of turns), the `Meeting`) of the queries' half a
+    with half b of the keys that are here at `turn`."""
     (k_BKSH, _, key_arrays), (drawn_BN3, bias_1NX) = keys, heads
     count, index = ways(), jax.lax.axis_index(AXIS)
     T, S = q_BNTH.shape[2] // HALVES, k_BKSH.shape[2] // HALVES
@@ -198,7 +198,7 @@ def _meetings(q_BNTH: jax.Array, keys: Any, mask: AttentionMask, heads: ByHead, 
 
 def _shares(order: np.ndarray, count: int, meets: Callable[[Any, Any], Any]) -> np.ndarray:
     """Returns in which share of the turns each half of a device's queries meets each half of the keys that are there,
-    [HALVES, HALVES], in the mean of the devices; those that meet fewer wait in each turn for the one that meets most."""
+    [HALVES, HALVES], in the mean of the devices; in each turn they wait for the one that meets most."""
     indices, turns, a, b = np.meshgrid(*map(np.arange, (count, count, HALVES, HALVES)), indexing='ij')
     met = np.asarray(meets(order[indices * HALVES + a], order[(indices - turns) % count * HALVES + b]), float)
     waits = met.sum((2, 3)).max(0).sum() / met.sum((2, 3)).mean(0).sum()
