@@ -78,10 +78,10 @@ def of(program: Program, mesh: Mesh, pace: Pace | None = None) -> list[Collectiv
     def axes(i: Instruction) -> tuple[str, ...]:
         return _axes_between_slices(mesh) if _transfer(i) else device_groups.of(i.attributes, sizes)[0]
 
-    def sending(i: Instruction, c: Computation) -> float:
+    def sending(i: Instruction, c: Computation) -> tuple[float, float]:
         amount = sent(i, c)
         speed = pace.speed(axes(i), bool(_transfer(i))) if pace and amount else np.inf
-        return amount / speed
+        return amount / speed, speed
 
     late = _late(program, chains, sending, pace.working if pace else lambda i, c: float(i.opcode in WORK))
     for i, c, times in hlo.executions(program, sent):
@@ -163,34 +163,36 @@ class _Sent(NamedTuple):
 def _late(
     program: Program,
     chains: _Chains,
-    sending: Callable[[Instruction, Computation], float],
+    sending: Callable[[Instruction, Computation], tuple[float, float]],
     working: Callable[[Instruction, Computation], float],
 ) -> dict[Place, float]:
     """Returns the share of its time for which the device waits for each collective that has a start and an end.
 
-    The instructions of a compiled program stand in the order in which they run. One collective travels at a time.
+    The instructions of a compiled program stand in the order in which they run. Of the collectives of one network,
+    which are those of the same speed, one travels at a time. `sending` says how long, and that speed.
     """
     late = dict[Place, float]()
     for computation in program.computations.values():
-        now = free = 0.0  # when the device, and the network, have done what there was
+        now, free = 0.0, dict[float, float]()  # when the device, and each network, have done what there was
         travels, waited = dict[str, list[_Sent]](), dict[Place, float]()
         for i in computation.values():
             started = _started(program, computation, i, chains)
-            for place, seconds in ((place, sending(*place)) for place in started):
-                first = max(now, free)
-                free = first + seconds
-                key = id(place[1]), place[0].name
-                travels.setdefault(i.name, []).append(_Sent(key, now, first, free))
-            alone = 0.0 if started else sending(i, computation)
-            free = max(now, free) + alone if alone else free
-            ended = [each for name in _ended(program, computation, i, chains, travels) for each in travels.pop(name)]
-            until = max([now, free * bool(alone), *(each.last for each in ended)])
-            for each in (*ended, *(each for some in travels.values() for each in some)):
-                overlap = min(each.last, until) - max(each.first, now)
-                waited[each.place] = waited.get(each.place, 0.0) + max(overlap, 0.0)
-            for each in ended:
-                long = each.last - each.first
-                late[each.place] = min(waited[each.place] / long, 1.0) if long else float(now <= each.started)
+            for each, inside in started:
+                seconds, network = sending(each, inside)
+                first = max(now, free.get(network, 0.0))
+                free[network] = first + seconds
+                travels.setdefault(i.name, []).append(_Sent((id(inside), each.name), now, first, first + seconds))
+            ended = [sent for name in _ended(program, computation, i, chains, travels) for sent in travels.pop(name)]
+            until = max([now, *(sent.last for sent in ended)])
+            alone, network = (0.0, 0.0) if started else sending(i, computation)
+            if alone:  # it has no end of its own
+                until = free[network] = max(now, free.get(network, 0.0)) + alone
+            for sent in (*ended, *(sent for some in travels.values() for sent in some)):
+                overlap = min(sent.last, until) - max(sent.first, now)
+                waited[sent.place] = waited.get(sent.place, 0.0) + max(overlap, 0.0)
+            for sent in ended:
+                long = sent.last - sent.first
+                late[sent.place] = min(waited[sent.place] / long, 1.0) if long else float(now <= sent.started)
             now = until + (0.0 if alone or i.opcode.endswith(('-start', '-done')) else working(i, computation))
     return late
 
