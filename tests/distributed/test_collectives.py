@@ -90,6 +90,43 @@ def test_what_starts_and_ends_counts_once_and_is_hidden_by_work_between():
         assert (found.bytes, found.hidden) == (384.0, hidden)
 
 
+PACE = collectives.Pace(lambda i, c: float({'k': 2.0, 'l': 1.0, 'm': 2.0}.get(i.name, 0.0)), lambda axes, far: 96.0)
+
+
+def gathered(name, operand='%x'):
+    """Lines that start and end a gather of 384 bytes, which takes 4 s at 96 bytes a second."""
+    start = f'%{name} = (f32[4,8]{{1,0}}, f32[16,8]{{1,0}}) all-gather-start({operand}), {FOURS}, dimensions={{0}}'
+    return start, f'%{name}_done = f32[16,8]{{1,0}} all-gather-done(%{name})'
+
+
+def test_work_hides_no_more_of_a_collective_than_it_lasts():
+    """Work of 2 s, `k` and `m`, and of 1 s, `l`; one gather travels after the other."""
+    two, one, more = (f'%{name} = f32[8]{{0}} custom-call(%x), custom_call_target="tpu_custom_call"' for name in 'klm')
+    (s, s_done), (t, t_done) = gathered('s'), gathered('t')
+    alone = f'%a = f32[16,8]{{1,0}} all-gather(%x), {FOURS}, dimensions={{0}}'
+    for lines, hidden in (
+        ((s, two, s_done), 2),  # of 4 s
+        ((s, one, s_done, two), 1),
+        ((s, t, two, s_done, t_done), 2),  # t waits for s, and then the device for t
+        ((s, t, two, t_done, s_done), 2),
+        ((s, s_done, t, two, t_done), 2),
+        ((s, two, one, more, s_done), 4),
+        ((s, two, alone, s_done), 2),  # it travels behind s, and the device waits for both
+    ):
+        (found,) = collectives.of(hlo.parse(main(*lines)), MESH, PACE)
+        assert found.hidden == pytest.approx(hidden * 96), lines
+
+
+def test_networks_of_their_own_do_not_wait_for_each_other():
+    """Over pairs a collective travels ten times as fast, in 0.2 s, beside the one over all."""
+    fast = PACE._replace(speed=lambda axes, far: 960.0 if len(axes) == 1 else 96.0)
+    pairs = '%p = f32[4,8]{1,0} all-reduce(%x), replica_groups={{0,1},{2,3},{4,5},{6,7}}, to_apply=%add'
+    (s, s_done), work = gathered('s'), '%k = f32[8]{0} custom-call(%x), custom_call_target="tpu_custom_call"'
+    found = collectives.of(hlo.parse(main(s, work, pairs, s_done)), MESH, fast)
+    hidden = {each.kind: each.hidden / each.bytes for each in found}
+    assert hidden == {'all-gather': pytest.approx(2 / 4), 'all-reduce': 0}
+
+
 def test_what_a_tpu_does_piece_by_piece_beside_products_counts_once():
     """The collective stands in the fusion that starts it, in those that do a piece of it, and in the one that ends it;
     in one fusion that does all of it at once, it has no chain."""

@@ -3,6 +3,8 @@
 import json
 import types
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 import toy_hlo
@@ -227,6 +229,79 @@ def test_a_counter_that_counts_in_steps():
     assert hlo.trips(program, loop, main) == 3  # 0, 2, 4
 
 
+def test_a_counter_begins_where_the_loop_is_given_it():
+    """A first turn that the compiler has taken out of the loop: from 1 to 4 are three."""
+    loop = (
+        '%body (p: (s32[], f32[4,8])) -> (s32[], f32[4,8]) {\n  %p = (s32[], f32[4,8]{1,0}) parameter(0)\n'
+        '  %one = s32[] constant(1)\n  %i = s32[] get-tuple-element(%p), index=0\n'
+        '  %y = f32[4,8]{1,0} get-tuple-element(%p), index=1\n  %next = s32[] add(%i, %one)\n'
+        '  ROOT %t = (s32[], f32[4,8]{1,0}) tuple(%next, %y)\n}\n'
+        '%cond (p: (s32[], f32[4,8])) -> pred[] {\n  %p = (s32[], f32[4,8]{1,0}) parameter(0)\n'
+        '  %i = s32[] get-tuple-element(%p), index=0\n  %four = s32[] constant(4)\n'
+        '  ROOT %less = pred[] compare(%i, %four), direction=LT\n}\n'
+    )
+    for first, expected in ((0, 4), (1, 3), (4, 0)):
+        program = hlo.parse(
+            toy_hlo.main(
+                f'%first = s32[] constant({first})',
+                '%same = s32[] copy(%first)',
+                '%given = (s32[], f32[4,8]{1,0}) tuple(%same, %x)',
+                'ROOT %w = (s32[], f32[4,8]{1,0}) while(%given), condition=%cond, body=%body',
+                more=loop,
+            )
+        )
+        main = program.computations['main']
+        assert hlo.trips(program, main['w'], main) == expected
+
+
+def branch(name, place, inner=''):
+    """A computation of a product of 4 x 8 by 8 x 16, two per multiply-add: 1,024 operations; `inner` comes before."""
+    return (
+        f'%{name} (x: f32[4,8]) -> f32[4,16] {{\n  %x = f32[4,8]{{1,0}} parameter(0)\n{inner}'
+        f'  %k = f32[8,16]{{1,0}} constant({{...}})\n  ROOT %y = f32[4,16]{{1,0}} dot(%x, %k), '
+        f'lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}, metadata={{op_name="{place}/dot_general"}}\n}}\n'
+    )
+
+
+def chosen(place, *branches):
+    """A conditional of these branches."""
+    return (
+        '%n = s32[] constant(0)\n  '
+        f'%y = f32[4,16]{{1,0}} conditional(%n, {", ".join(["%x"] * len(branches))}), '
+        f'branch_computations={{{", ".join(branches)}}}, metadata={{op_name="{place}cond"}}'
+    )
+
+
+def test_a_branch_counts_as_often_as_its_share_says():
+    none = '%none (x: f32[4,8]) -> f32[4,16] {\n  ROOT %z = f32[4,16]{1,0} constant({...})\n}\n'
+    both = branch('local', 'share_750') + branch('global', 'share_250')
+    program = hlo.parse(toy_hlo.main(chosen('', '%local', '%global'), more=both))
+    assert costs.flops(program) == 1024
+    assert [(work.times, work.flops) for work in costs.works(program)] == [(0.75, 1024.0), (0.25, 1024.0)]
+    met = branch('met', 'jvp(share_625)')
+    assert costs.flops(hlo.parse(toy_hlo.main(chosen('', '%none', '%met'), more=none + met))) == 0.625 * 1024
+    unknown = branch('met', 'attention')
+    assert costs.flops(hlo.parse(toy_hlo.main(chosen('', '%none', '%met'), more=none + unknown))) == 1024
+    inner = '  ' + chosen('share_500/', '%none', '%deep') + '\n'
+    outer = branch('outer', 'share_500', inner.replace('%y', '%w').replace('%n ', '%m ').replace('(%n', '(%m'))
+    deep = branch('deep', 'share_500/share_250')
+    program = hlo.parse(toy_hlo.main(chosen('', '%none', '%outer'), more=none + deep + outer))
+    assert costs.flops(program) == 0.5 * (1 + 0.25) * 1024
+
+
+@pytest.mark.parametrize('taken', [0.25, 0.5])
+def test_the_compiler_keeps_the_share_of_a_branch(taken):
+    def run(x, go):
+        def product(x):
+            with hlo.share(taken):
+                return jnp.tanh(x @ x)
+
+        return jax.lax.cond(go, product, lambda x: x, x)
+
+    text = jax.jit(run).lower(jnp.ones((8, 8)), True).compile().as_text()
+    assert costs.flops(hlo.parse(text)) == taken * 2 * 8**3
+
+
 # ------------------------------------------------------------------------------------------------ bytes
 def moved(*lines, more=''):
     program = hlo.parse(toy_hlo.main(*lines, more=more))
@@ -274,6 +349,29 @@ def test_a_part_of_an_array_moves_as_many_bytes_as_the_part():
 def test_what_stays_on_the_chip_moves_nothing():
     line = '%y = f32[4,8]{1,0:T(8,128)S(1)} negate(%x)'
     assert moved(line, 'ROOT %z = f32[4,8]{1,0} negate(%y)') == {'y': 128, 'z': 128}
+
+
+def test_what_another_fusion_takes_as_it_is_is_read_by_what_uses_it():
+    """A TPU's compiler wraps arrays that kernels and products read: a product that reads 128 bytes and writes 64."""
+    more = """
+%same (p: f32[4,8]) -> f32[4,8] {
+  %p = f32[4,8]{1,0} parameter(0)
+  ROOT %b = f32[4,8]{1,0} bitcast(%p)
+}
+%outer (p: f32[4,8]) -> f32[4,4] {
+  %p = f32[4,8]{1,0} parameter(0)
+  %f = f32[4,8]{1,0} fusion(%p), kind=kLoop, calls=%same
+  ROOT %d = f32[4,4]{1,0} dot(%f, %f), lhs_contracting_dims={1}, rhs_contracting_dims={1}
+}
+"""
+    assert moved('ROOT %f = f32[4,4]{1,0} fusion(%x), kind=kOutput, calls=%outer', more=more) == {'f': 128 + 64}
+
+
+def test_a_copy_that_has_a_start_and_an_end_moves_its_bytes_once():
+    """To the chip 128 are read, and to another place of the memory 128 are read and written."""
+    for layout, bytes_ in (('1,0:S(1)', 128), ('1,0', 256)):
+        start = f'%s = (f32[4,8]{{{layout}}}, f32[4,8]{{1,0}}, u32[]{{:S(2)}}) copy-start(%x)'
+        assert moved(start, f'ROOT %d = f32[4,8]{{{layout}}} copy-done(%s)') == {'s': bytes_}
 
 
 def test_the_largest_arrays_and_where_they_come_from():

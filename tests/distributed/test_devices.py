@@ -5,8 +5,9 @@ import math
 
 import pytest
 
+import toy_hlo
 from tformer import errors
-from tformer.distributed import collectives, costs, devices, estimates
+from tformer.distributed import collectives, costs, devices, estimates, hlo
 
 MESH_OF_CLUSTER = {'pipeline': 1, 'data': 4, 'fsdp': 64, 'expert': 1, 'context': 1, 'tensor': 8}
 
@@ -48,6 +49,30 @@ def test_times_at_the_peaks():
     assert estimates.times(clocked, 'bfloat16', [work(flops=300.0, cycles=20)], (), MESH_OF_CLUSTER).step == 10.0
     waiting = [collectives.Collective('all-gather', ('tensor',), 1, 80.0, hidden=80.0)]  # longer than all other work
     assert estimates.times(device, 'bfloat16', works, waiting, MESH_OF_CLUSTER).step == 20.0
+
+
+def test_the_pace_of_a_device_counts_loops_and_what_a_collective_of_axes_takes():
+    """A product of 1,000 operations in each of three turns, at 100 a second."""
+    device = devices.Device('d', 'tpu', 8e9, {'float32': 100.0}, 1e9, 8, near_bytes=4.0, far_bytes=1.0)
+    body = """
+%body (p: (f32[4,8])) -> (f32[4,8]) {
+  %p = (f32[4,8]{1,0}) parameter(0)
+  %y = f32[4,8]{1,0} get-tuple-element(%p), index=0
+  %k = f32[5,8]{1,0} constant({...})
+  %d = f32[5,4]{1,0} dot(%k, %y), lhs_contracting_dims={1}, rhs_contracting_dims={1}
+  ROOT %t = (f32[4,8]{1,0}) tuple(%y)
+}
+%cond (p: (f32[4,8])) -> pred[] {
+  %p = (f32[4,8]{1,0}) parameter(0)
+  ROOT %go = pred[] constant(true)
+}
+"""
+    thrice = 'backend_config={"known_trip_count":{"n":"3"}}'
+    line = f'ROOT %w = (f32[4,8]{{1,0}}) while(%x), condition=%cond, body=%body, {thrice}'
+    program = hlo.parse(toy_hlo.main(line, more=body))
+    pace, main = estimates.pace(program, device, 'float32', MESH_OF_CLUSTER), program.computations['main']
+    assert pace.working(main['w'], main) == pytest.approx(3 * 2 * 4 * 5 * 8 / 100)
+    assert pace.speed(('tensor',), False) == 4.0 and pace.speed(('tensor',), True) == 1.0
 
 
 def test_devices_that_a_fast_network_just_joins_are_near():
