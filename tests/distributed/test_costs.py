@@ -289,6 +289,11 @@ def test_a_branch_counts_as_often_as_its_share_says():
     assert costs.flops(program) == 0.5 * (1 + 0.25) * 1024
 
 
+def test_a_branch_without_a_share_is_taken_in_the_rest():
+    both = branch('met', 'share_250') + branch('other', 'attention')
+    assert costs.flops(hlo.parse(toy_hlo.main(chosen('', '%other', '%met'), more=both))) == 1024
+
+
 @pytest.mark.parametrize('taken', [0.25, 0.5])
 def test_the_compiler_keeps_the_share_of_a_branch(taken):
     def run(x, go):

@@ -25,7 +25,8 @@ def check_run(config: Config) -> None:
     )
     require(
         (train.num_steps is None) != (train.num_epochs is None),
-        f'exactly one of train.num_steps={train.num_steps} and train.num_epochs={train.num_epochs} must be set',
+        f'exactly one of train.num_steps={train.num_steps} and train.num_epochs={train.num_epochs} must be set, '
+        'the other is None',
     )
     require(
         not task.teacher or train.teacher is not None or train.init_from is not None,

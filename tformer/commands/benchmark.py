@@ -17,6 +17,7 @@ import itertools
 import json
 import pathlib
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -106,7 +107,11 @@ Numbers = Mapping[str, Any]  # what a train step returns beside the state, on th
 @contextlib.contextmanager
 def stepping(config: Config) -> Iterator[tuple[Callable[[], Numbers], Callable[[], TrainState], dict[str, Any]]]:
     """Gives (a function that begins a step and returns its numbers, one that returns the state, facts of the model)."""
-    config = assumed(config)
+    alphabets = {'char', 'symbol'} & {config.data.tokenizer, config.data.source_tokenizer}
+    stated, config = config.model.vocab_size, assumed(config)
+    if alphabets and stated is None:
+        size = config.model.vocab_size
+        print(f'tformer: no data is read; a vocabulary of {size:,} is assumed (model.vocab_size)', file=sys.stderr)
     batch = random_batch(config)
     program = make_program(config, batch)
     with program.context():
