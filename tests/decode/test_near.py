@@ -15,7 +15,7 @@ from tformer.decode.sample import prefill
 from tformer.decode.single_step import first_step
 from tformer.layers.cache import Cache, KeyValues, Near
 
-T, WINDOW, REACH = 70, 5, 24  # new tokens, far more than a ring of REACH slots
+T, WINDOW, REACH = 66, 5, 24  # new tokens, far more than a ring of REACH slots, of which texts are no multiple
 FIELDS = {'max_len': 128, 'window': WINDOW, 'scale': 2.0, 'num_decoder_layers': 3}
 KINDS = {
     'all layers': {'attention_pattern': ('local',)},
@@ -29,7 +29,7 @@ WAYS = {
     'beams': config.Decode(strategy='beam', max_len=T, beam_size=2),
     'guided': config.Decode(max_len=T, guidance=1.5),
     'drafted': config.Decode(max_len=T, draft='prompt', draft_len=4),
-    'many drafted': config.Decode(max_len=T, draft='prompt', draft_len=18),
+    'many drafted': config.Decode(max_len=T, draft='prompt', draft_len=22),
     'integers': config.Decode(max_len=T, cache_quantization='int8'),
     'chunks': config.Decode(max_len=T, prefill_chunk=2),
 }
