@@ -177,6 +177,25 @@ def test_what_goes_through_the_hosts_to_other_slices_is_a_collective_of_its_axis
         assert found == collectives.Collective(kind, ('data',), 1, share * 128, hidden * share * 128, far=True)
 
 
+def test_what_is_sent_to_another_slice_ends_where_the_answer_is_there():
+    """Work between the end of sending and that of receiving is beside it."""
+    places = [[types.SimpleNamespace(slice_index=number)] * 2 for number in range(4)]
+    mesh = types.SimpleNamespace(
+        shape={'data': 4, 'fsdp': 2}, axis_names=('data', 'fsdp'), devices=np.array(places, dtype=object)
+    )
+    attributes = BETWEEN_SLICES.replace('{}', '_xla_megascale_transfer_type="ALL_REDUCE"')
+    lines = [
+        '%t = token[] after-all()',
+        f'%s = (f32[4,8]{{1,0}}, u32[], token[]) send(%x, %t), channel_id=1, {attributes}',
+        f'%r = (f32[4,8]{{1,0}}, u32[], token[]) recv(%t), channel_id=2, {attributes}',
+        '%sd = token[] send-done(%s), channel_id=1',
+        '%k = f32[8]{0} custom-call(%x), custom_call_target="tpu_custom_call"',
+        'ROOT %d = (f32[4,8]{1,0}, token[]) recv-done(%r), channel_id=2',
+    ]
+    (found,) = collectives.of(hlo.parse(main(*lines)), mesh)
+    assert found.hidden == found.bytes == 192
+
+
 def test_of_a_conditional_the_dearest_branch_counts():
     compiled = main(
         '%p = pred[] constant(true)',

@@ -372,11 +372,21 @@ def test_what_another_fusion_takes_as_it_is_is_read_by_what_uses_it():
     assert moved('ROOT %f = f32[4,4]{1,0} fusion(%x), kind=kOutput, calls=%outer', more=more) == {'f': 128 + 64}
 
 
-def test_a_copy_that_has_a_start_and_an_end_moves_its_bytes_once():
-    """To the chip 128 are read, and to another place of the memory 128 are read and written."""
-    for layout, bytes_ in (('1,0:S(1)', 128), ('1,0', 256)):
-        start = f'%s = (f32[4,8]{{{layout}}}, f32[4,8]{{1,0}}, u32[]{{:S(2)}}) copy-start(%x)'
-        assert moved(start, f'ROOT %d = f32[4,8]{{{layout}}} copy-done(%s)') == {'s': bytes_}
+STARTED = {  # the shape of a result, the operation, and the bytes of an operand of 128 that move
+    'a copy to the chip': ('f32[4,8]{1,0:S(1)}, f32[4,8]{1,0}, u32[]{:S(2)}', 'copy', 128),
+    'a copy': ('f32[4,8]{1,0}, f32[4,8]{1,0}, u32[]{:S(2)}', 'copy', 256),
+    'a slice to the chip': ('(f32[4,8]{1,0}), f32[1,8]{1,0:S(1)}, s32[]{:S(2)}', 'slice', 32),
+    'a slice': ('(f32[4,8]{1,0}), f32[1,8]{1,0}, s32[]{:S(2)}', 'slice', 64),
+    'a gather': ('f32[4,8]{1,0}, f32[16,8]{1,0}', 'all-gather', 128 + 512),
+    'a scattered sum': ('(f32[4,8]{1,0}), f32[1,8]{1,0}', 'reduce-scatter', 128 + 32),
+}
+
+
+@pytest.mark.parametrize('case', STARTED)
+def test_what_is_started_moves_its_operands_and_its_results_once(case):
+    shape, kind, expected = STARTED[case]
+    found = moved(f'%s = ({shape}) {kind}-start(%x)', f'ROOT %d = f32[4,8]{{1,0}} {kind}-done(%s)')
+    assert found == {'s': pytest.approx(expected, abs=4)}  # a counter has four bytes
 
 
 def test_the_largest_arrays_and_where_they_come_from():

@@ -151,13 +151,16 @@ def _chains(program: Program) -> _Chains:
     return _Chains(starts, ends, {*ends, *(place for place, chain in pieces.items() if chain in begun)})
 
 
-class _Sent(NamedTuple):
-    """A collective that travels while the device goes on: its place, when it was started, from when until when."""
+@dataclasses.dataclass
+class _Sent:
+    """A collective that travels while the device goes on: when it was started, from when until when it travels, and how
+    long of that the device waits."""
 
     place: Place
     started: float
     first: float
     last: float
+    waited: float = 0.0
 
 
 def _late(
@@ -174,7 +177,7 @@ def _late(
     late = dict[Place, float]()
     for computation in program.computations.values():
         now, free = 0.0, dict[float, float]()  # when the device, and each network, have done what there was
-        travels, waited = dict[str, list[_Sent]](), dict[Place, float]()
+        travels, moving = dict[str, list[_Sent]](), list[_Sent]()
         for i in computation.values():
             started = _started(program, computation, i, chains)
             for each, inside in started:
@@ -182,17 +185,19 @@ def _late(
                 first = max(now, free.get(network, 0.0))
                 free[network] = first + seconds
                 travels.setdefault(i.name, []).append(_Sent((id(inside), each.name), now, first, first + seconds))
+            moving += travels.get(i.name, []) if started else []
             ended = [sent for name in _ended(program, computation, i, chains, travels) for sent in travels.pop(name)]
             until = max([now, *(sent.last for sent in ended)])
             alone, network = (0.0, 0.0) if started else sending(i, computation)
             if alone:  # it has no end of its own
                 until = free[network] = max(now, free.get(network, 0.0)) + alone
-            for sent in (*ended, *(sent for some in travels.values() for sent in some)):
-                overlap = min(sent.last, until) - max(sent.first, now)
-                waited[sent.place] = waited.get(sent.place, 0.0) + max(overlap, 0.0)
+            if until > now:
+                for sent in moving:
+                    sent.waited += max(min(sent.last, until) - max(sent.first, now), 0.0)
+                moving = [sent for sent in moving if sent.last > until]
             for sent in ended:
                 long = sent.last - sent.first
-                late[sent.place] = min(waited[sent.place] / long, 1.0) if long else float(now <= sent.started)
+                late[sent.place] = min(sent.waited / long, 1.0) if long else float(now <= sent.started)
             now = until + (0.0 if alone or i.opcode.endswith(('-start', '-done')) else working(i, computation))
     return late
 
@@ -215,6 +220,8 @@ def _ended(
     program: Program, computation: Computation, i: Instruction, chains: _Chains, travels: dict[str, list[_Sent]]
 ) -> list[str]:
     """Returns the instructions that started what an instruction ends."""
+    if i.opcode == 'send-done':  # what it is exchanged for is yet to come
+        return []
     if i.opcode.endswith('-done'):
         return [name for name in _starts(computation, i) if name in travels]
     if i.opcode != 'fusion' or not chains.ends:

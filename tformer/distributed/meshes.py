@@ -109,10 +109,13 @@ def jax_platform(mesh: Mesh) -> str:
     return {'cuda': 'gpu'}.get(platform, platform)
 
 
-def shares_threads(mesh: Mesh) -> bool:
-    """Returns whether its devices are parts of a CPU, on whose few threads programs that do not depend on each other
-    may all wait for ever in their collectives: one is to end before the next begins."""
-    return mesh.size > 1 and jax_platform(mesh) == 'cpu'
+def in_turn(mesh: Mesh, found: Any) -> Any:
+    """Returns what a program gives that runs on the mesh; where its devices are parts of a CPU, once it has ended.
+
+    On the few threads of a CPU, programs that are begun before others have ended may all wait for ever in their
+    collectives.
+    """
+    return jax.block_until_ready(found) if mesh.size > 1 and jax_platform(mesh) == 'cpu' else found
 
 
 def row_multiple(mesh: Mesh, config: config_lib.Mesh) -> int:

@@ -7,9 +7,8 @@ from tformer.distributed.hlo import Computation, Instruction, Program, called
 
 FREE = frozenset(  # these move nothing, or what they run is counted by itself
     'parameter constant tuple get-tuple-element bitcast while conditional call after-all partition-id replica-id '
-    'async-start async-update async-done add-dependency opt-barrier domain'.split()
+    'async-start async-update async-done call-start add-dependency opt-barrier domain'.split()
 )
-WITH_OPERANDS = frozenset({'copy-start', 'all-gather-start', 'collective-permute-start'})  # in their results
 SLICES = frozenset({'dynamic-slice', 'slice', 'gather'})  # they read no more than they return
 
 _PLACED = re.compile(r'([a-z]\w*\[[\d,<=]*\])(\{[^}]*\})?')  # an array and its layout
@@ -26,8 +25,8 @@ def moved(program: Program, i: Instruction, c: Computation) -> float:
         return 2 * stored_bytes(i.shape)
     if i.opcode == 'dynamic-update-slice':
         return 2 * stored_bytes(c[i.operands[1]].shape)
-    if i.opcode in WITH_OPERANDS:
-        return stored_bytes(i.shape)
+    if i.opcode.endswith('-start') and i.opcode != 'all-reduce-start':  # whose result has the operands, too
+        return _started(i, c)
     if i.opcode != 'fusion':
         return sum(stored_bytes(c[name].shape) for name in i.operands) + stored_bytes(i.shape)
     total = _written(program, i)
@@ -35,6 +34,15 @@ def moved(program: Program, i: Instruction, c: Computation) -> float:
         placed = stored_bytes(c[name].shape)
         total += min(placed, _read(program, i, number)) if placed else 0
     return total
+
+
+def _started(i: Instruction, c: Computation) -> float:
+    """Returns the bytes that what an instruction starts reads and writes."""
+    shapes = [c[name].shape for name in i.operands]
+    given, part = sum(map(stored_bytes, shapes)), hlo.num_bytes(i.shape) - sum(map(hlo.num_bytes, shapes))
+    results = max(stored_bytes(i.shape) - given, 0.0)
+    read = part if i.opcode == 'slice-start' else given
+    return read + results
 
 
 def _body(program: Program, fusion: Instruction) -> Computation:

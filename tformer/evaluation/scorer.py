@@ -81,9 +81,8 @@ def make_scorer(model: nn.Module, config: Config, mesh: Mesh, teacher: nn.Module
         count = int(batches.steps_per_epoch)
         for number in range(min(limit or count, count)):
             batch = batches.batch(number)
-            pending.append(step(variables, jax.device_put(batch, meshes.batch_sharding(mesh)), taught))
-            if meshes.shares_threads(mesh):
-                jax.block_until_ready(pending[-1])
+            placed = jax.device_put(batch, meshes.batch_sharding(mesh))
+            pending.append(meshes.in_turn(mesh, step(variables, placed, taught)))
             if task.judge is not None:
                 seen.append(batch)
             if counts_bytes:

@@ -156,7 +156,7 @@ def train_group(
             with progress.compiling():
                 group.compile_step(state, batch, hyper)
         with group.clock.spending('steps'), jax.profiler.StepTraceAnnotation('train', step_num=step + 1):
-            state, metrics = group.step(state, batch, hyper)
+            state, metrics = meshes.in_turn(group.program.mesh, group.step(state, batch, hyper))
         if trace is not None:
             trace.end(step + 1, metrics)
         step, stop.has_step = step + 1, True

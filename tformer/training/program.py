@@ -144,7 +144,8 @@ class Program:
             masks.check_order(batch)
         with self.context():
             placed = meshes.place_batch(batch, self.mesh)
-            return self.jitted_step(state, placed, self.hyper, *self.taught)
+            found = self.jitted_step(state, placed, self.hyper, *self.taught)
+            return meshes.in_turn(self.mesh, found)
 
 
 def placed_shapes(boxed: Any, shardings: Any) -> Any:

@@ -244,8 +244,8 @@ class GroupInTurns(StackedGroup):
     @functools.cached_property
     def step(self) -> Step:
         def step(states: list[TrainState], batches: list[Batch], hypers: list[Hyperparameters]) -> tuple[Any, Any]:
-            one = self.program.jitted_step
-            made = [one(*each) for each in zip(states, batches, hypers, strict=True)]
+            one, mesh = self.program.jitted_step, self.program.mesh
+            made = [meshes.in_turn(mesh, one(*each)) for each in zip(states, batches, hypers, strict=True)]
             return [state for state, _ in made], [metrics for _, metrics in made]
 
         return step
