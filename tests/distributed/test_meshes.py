@@ -74,3 +74,12 @@ def test_axes_that_share_one_of_a_torus_are_laid_out_too():
     assert laid_out.shape == (1, 2, 1, 1, 4, 2) and len({chip.id for chip in laid_out.ravel()}) == 16
     rings = laid_out.reshape(2, 4, 2).swapaxes(1, 2).reshape(-1, 4)
     assert all(len({chip.coords[0] for chip in ring}) == 1 for ring in rings)  # on one axis of the torus
+
+
+def test_of_several_devices_of_a_cpu_a_program_has_ended_before_the_next_begins():
+    """Products that take a while, on a mesh of two devices."""
+    mesh = meshes.make_mesh(Mesh(data=2), jax.devices()[:2])
+    slow = jax.jit(lambda x: jax.lax.fori_loop(0, 60, lambda _, y: y @ x / 300, x))
+    x = jax.device_put(jax.numpy.ones((300, 300)), meshes.batch_sharding(mesh))
+    assert meshes.in_turn(mesh, {'y': slow(x)})['y'].is_ready()
+    assert meshes.in_turn(meshes.make_mesh(Mesh(data=1), jax.devices()[:1]), 'anything') == 'anything'

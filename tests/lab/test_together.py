@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import types
 
 import jax
 import numpy as np
@@ -359,3 +360,21 @@ def get_sweep():
     for name in ('report.md', 'report.html'):
         texts = [(home / name).read_text().replace('parts', 'whole') for home in (whole, parts)]  # their names
         assert texts[0] == texts[1]
+
+
+def test_trials_in_turns_take_a_step_when_the_mesh_lets_them(monkeypatch) -> None:
+    done = []
+
+    def jitted_step(state, batch, hyper):
+        done.append(f'step of {state}')
+        return state, {}
+
+    def in_turn(mesh, found):
+        done.append(f'{mesh} has ended {found[0]}')
+        return found
+
+    monkeypatch.setattr(batched_training.meshes, 'in_turn', in_turn)
+    group = types.SimpleNamespace(program=types.SimpleNamespace(jitted_step=jitted_step, mesh='the mesh'))
+    step = batched_training.GroupInTurns.step.func(group)
+    assert step(['a', 'b'], [1, 2], [3, 4]) == (['a', 'b'], [{}, {}])
+    assert done == ['step of a', 'the mesh has ended a', 'step of b', 'the mesh has ended b']

@@ -59,3 +59,46 @@ def test_a_run_that_has_made_and_evaluated_its_last_step_is_finished_and_any_oth
 ):
     monkeypatch.setattr(loop.checkpoint, 'best', lambda directory: 2)
     assert outcome(step, evaluated, late) == wanted
+
+
+def test_a_step_begins_when_the_mesh_lets_it(monkeypatch):
+    """Three steps, each of which goes through `meshes.in_turn` before the next begins."""
+    done: list[object] = []
+    member = types.SimpleNamespace(
+        config='config', directory=None, end=lambda *of: None, should_report=lambda step: False
+    )
+    member.metrics, member.account = types.SimpleNamespace(begin=lambda: None), None
+    member.data = types.SimpleNamespace(tokenizers='tokens')
+
+    def step(state, batch, hyper):
+        done.append(f'step of {batch}')
+        return state, {'loss': batch}
+
+    def in_turn(mesh, found):
+        done.append(f'{mesh} has ended {found[1]["loss"]}')
+        return found
+
+    state = types.SimpleNamespace(guard=skipping.init_guard(None))
+    params = {'kernel': jnp.zeros((2, 3))}
+    group = types.SimpleNamespace(
+        active=[member],
+        num_steps=3,
+        checkpoint_step=None,
+        program=types.SimpleNamespace(abstract=types.SimpleNamespace(params=params), mesh='the mesh'),
+        start=lambda: (state, None),
+        batches=lambda step: iter(range(3)),
+        should_evaluate=lambda step: False,
+        is_out_of_patience=lambda: False,
+        is_computing=lambda: False,
+        is_compiled=lambda batch: True,
+        add_metrics=lambda metrics: None,
+        step=step,
+        save=lambda step, state, requested: None,
+        state_of=lambda state, member: state,
+        clock=Clock(),
+        drop_failed=lambda members: None,
+    )
+    monkeypatch.setattr(loop.checkpoint, 'best', lambda directory: 2)
+    monkeypatch.setattr(loop.meshes, 'in_turn', in_turn)
+    loop.train_group(group, types.SimpleNamespace(reason=lambda step: None, signalled=lambda step: None), None)
+    assert done == [line for n in range(3) for line in (f'step of {n}', f'the mesh has ended {n}')]
