@@ -92,7 +92,7 @@ def test_prompts_that_share_their_beginning_have_the_padding_behind_it_in_their_
     made = make_generate(model, cfg, eos=EOS, banned=(*BANNED, EOS))
     found = jax.device_get(made(variables, batch, jax.random.key(0)))
     cache, _ = read(model, cfg, variables, batch, 128)
-    assert cache.near.positions_BS.shape == (2, REACH + 60) and sorted(map(slots_of, cache.own)) == [84, 84, 128]
+    assert cache.near.positions_BS.shape == (2, 88) and sorted(map(slots_of, cache.own)) == [88, 88, 128]
     whole(monkeypatch)
     same(found, jax.device_get(made(variables, batch, jax.random.key(0))))
     del batch['shared']

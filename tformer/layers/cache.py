@@ -214,7 +214,7 @@ class Cache(flax.struct.PyTreeNode):
 
     def with_gaps(self, tokens: int) -> 'Cache':
         """Returns the cache, still empty, for rows in which so many slots of padding may stand between tokens."""
-        return self.replace(reaches=tuple(reach and reach + tokens for reach in self.reaches))
+        return self.replace(reaches=tuple(reach and _up(reach + tokens) for reach in self.reaches))
 
     @property
     def reach(self) -> int | None:
@@ -223,7 +223,7 @@ class Cache(flax.struct.PyTreeNode):
 
     def for_steps(self, end: jax.Array | None = None) -> 'Cache':
         """Returns the cache whose layers with a window have the slots alone that steps read, in rings whose next slot
-        is `end`, by default the one where as many texts begin as here.
+        is `end`; None: that of the cache, modulo theirs.
 
         From then on up to STEP tokens are added, or taken back, at a time. Hypotheses stand between each other's
         tokens: with them all layers have all slots.
