@@ -36,7 +36,7 @@ from tformer.data.batches import mixture, pipeline
 from tformer.distributed import devices, meshes
 from tformer.errors import UserError, choose
 from tformer.training import checkpoint_writer, workdir
-from tformer.training.dummy_batch import assumed, random_batch
+from tformer.training.dummy_batch import assumed, random_batch, vocabulary_is_alphabet
 from tformer.training.program import make_program
 from tformer.training.state import TrainState, count_parameters
 from tformer.training.step_trace import StepTrace
@@ -107,9 +107,8 @@ Numbers = Mapping[str, Any]  # what a train step returns beside the state, on th
 @contextlib.contextmanager
 def stepping(config: Config) -> Iterator[tuple[Callable[[], Numbers], Callable[[], TrainState], dict[str, Any]]]:
     """Gives (a function that begins a step and returns its numbers, one that returns the state, facts of the model)."""
-    alphabets = {'char', 'symbol'} & {config.data.tokenizer, config.data.source_tokenizer}
-    stated, config = config.model.vocab_size, assumed(config)
-    if alphabets and stated is None:
+    guessed, config = vocabulary_is_alphabet(config), assumed(config)
+    if guessed:
         size = config.model.vocab_size
         print(f'tformer: no data is read; a vocabulary of {size:,} is assumed (model.vocab_size)', file=sys.stderr)
     batch = random_batch(config)

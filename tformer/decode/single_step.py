@@ -14,7 +14,7 @@ from tformer.decode.generate import STRATEGIES, begun, begun_guided, cache_slots
 from tformer.decode.growth import for_steps
 from tformer.decode.guidance import guided
 from tformer.decode.sample import Extend, Sampling, prefill
-from tformer.layers.parallel.few_tokens import STEP
+from tformer.decode.speculative import for_drafts
 
 
 class Begun(NamedTuple):
@@ -44,8 +44,7 @@ def first_step(model: nn.Module, cfg: Decode, variables: Any, batch: Mapping[str
     beams, draws = STRATEGIES[cfg.strategy].tokens(cfg), texts_of_row(cfg)
     if beams > 1:
         return Begun(cache.branch(beams), (rows, beams))
-    cache = for_steps(cache) if cfg.draft is None or cfg.draft_len < STEP else cache
-    cache = cache.by_row() if cfg.draft else cache
+    cache = for_drafts(cache, cfg.draft_len) if cfg.draft else for_steps(cache)
     return Begun(cache.repeat(draws) if draws > 1 else cache, (rows * draws, cfg.draft_len + 1 if cfg.draft else 1))
 
 

@@ -115,7 +115,7 @@ def speculate(
         scores_B=jnp.zeros(B, jnp.float32),
         ended_B=prompt.positions_BP[:, -1] < 0,
         ruled=rules.start((B,)),
-        cache=_begun(extend, cache, prompt, number),
+        cache=for_drafts(prefill(extend, cache, prompt), number),
         drafting=draft.state,
     )
     loop = Loop(extend, prompt, ending, draft, number, longest, keys_B, warp, rules)
@@ -124,10 +124,9 @@ def speculate(
     return jnp.where(jnp.arange(max_len)[None] < end.written.count_B[:, None], tokens_BT, PAD), end.scores_B
 
 
-def _begun(extend: Extend, cache: Any, prompt: Prompt, number: int) -> Any:
-    """Returns the cache with the prompt, for rows that go on by up to `number` drafted tokens and one more."""
-    read = prefill(extend, cache, prompt)
-    return (for_steps(read) if number < STEP else read).by_row()
+def for_drafts(cache: Any, number: int) -> Any:
+    """Returns a cache whose rows go on by up to `number` drafted tokens and one more."""
+    return (for_steps(cache) if number < STEP else cache).by_row()
 
 
 def _advance(loop: Loop, state: State) -> State:
@@ -266,7 +265,7 @@ def by_model(
             tokens.append(token_B)
         return jnp.stack(tokens, 1), jnp.stack(logprobs, 1), cache
 
-    cache = _begun(extend, cache, prompt, number)
+    cache = for_drafts(prefill(extend, cache, prompt), number)
     return Draft(cache, propose, lambda cache, kept_B: cache.back(number + 1 - kept_B))
 
 

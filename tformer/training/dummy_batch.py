@@ -29,6 +29,13 @@ def assumed(config: Config) -> Config:
     return resolve(config, vocab_size=config.model.vocab_size or size, num_classes=config.model.num_classes or 10)
 
 
+def vocabulary_is_alphabet(config: Config) -> bool:
+    """Returns whether the data alone tell the vocabulary: it is their alphabet, and the model states no other."""
+    return config.model.vocab_size is None and not {'char', 'symbol'}.isdisjoint(
+        {config.data.tokenizer, config.data.source_tokenizer}
+    )
+
+
 def one_row(config: Config) -> dict[str, np.ndarray]:
     """Returns a `random_batch` of one row, for all that reads shapes of rows only."""
     return random_batch(override(config, {'train.batch_size': 1, 'train.microbatches': 1}))

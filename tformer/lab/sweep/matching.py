@@ -16,7 +16,7 @@ from tformer.errors import UserError, choose
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
 from tformer.training import flops, setup, workdir
-from tformer.training.dummy_batch import assumed
+from tformer.training.dummy_batch import assumed, vocabulary_is_alphabet
 from tformer.training.state import abstract_variables, count_parameters
 from tformer.training.teacher import make_teacher
 
@@ -40,8 +40,7 @@ class Match:
 
 def sized(stated: Config) -> Config:
     """Returns `stated` resolved: with the vocabulary of its data where that is an alphabet, else as `assumed`."""
-    alphabets = {'char', 'symbol'} & {stated.data.tokenizer, stated.data.source_tokenizer}
-    if stated.model.vocab_size is not None or not alphabets:
+    if not vocabulary_is_alphabet(stated):
         return assumed(stated)
     return setup.resolve_config(stated, _tokenizers(stated.model.family, stated.data, stated.train.objective), 1)
 
