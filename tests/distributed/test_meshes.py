@@ -14,6 +14,8 @@ from tformer.errors import UserError
 def test_a_minus_one_takes_what_the_others_leave():
     assert meshes.make_mesh(Mesh(data=-1, tensor=2)).shape['data'] == len(jax.devices()) // 2
     assert meshes.make_mesh(Mesh(data=2)).size == 2
+    assert meshes.described(meshes.make_mesh(Mesh(data=2))) == '2 of 8 devices'
+    assert meshes.described(meshes.make_mesh(Mesh(data=-1))) == '8 device(s)'
     with pytest.raises(
         UserError,
         match=r'^mesh\.data=-1, mesh\.tensor=3 do not fit the 8 devices there are: 3 .* nearest that does: 2$',

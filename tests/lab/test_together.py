@@ -163,7 +163,7 @@ def test_seeds_whose_batches_differ_in_shape_take_turns(tmp_path: pathlib.Path, 
         with pytest.raises(errors.Stopped, match='SIGTERM: stopped after step 6 of 12, which is saved'):
             batched_training.train(homes)
     assert list(batched_training.train(homes)) == homes[:2]
-    assert '3 trials in one program (in turns), 1 device(s)' in capsys.readouterr().out
+    assert '3 trials in one program (in turns), 1 of 8 devices' in capsys.readouterr().out
     assert 'is not finite' in (homes[2] / 'error.txt').read_text()
     for mine, theirs in zip(homes[:2], alone, strict=False):
         assert numbers(mine) == numbers(theirs) and leaves(mine) == leaves(theirs) and len(numbers(mine)) > 6

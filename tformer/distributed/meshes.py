@@ -51,6 +51,12 @@ def make_mesh(config: config_lib.Mesh, devices: Sequence[jax.Device] | None = No
     return Mesh(laid_out, AXES, axis_types=(jax.sharding.AxisType.Auto,) * len(AXES))
 
 
+def described(mesh: Mesh) -> str:
+    """Returns how many devices a mesh has, in words, and of how many where others stay idle."""
+    there = jax.local_device_count() if _apart.get() else jax.device_count()
+    return f'{mesh.size} device(s)' if mesh.size == there else f'{mesh.size} of {there} devices'
+
+
 def mesh_of(arrays: Any) -> Mesh:
     """Returns the mesh that a tree of arrays is on; where it is on none, that of its device, or of the first one."""
     there = [x for x in jax.tree.leaves(arrays) if isinstance(x, jax.Array)]

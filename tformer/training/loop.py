@@ -195,4 +195,4 @@ def headline(program: Program, batches: pipeline.Batches, step: int) -> str:
     attention = f', {kernel}' if model.recurrence is None else ''
     if program.teacher is not None:
         parameters += f', teacher of {count_parameters(sharding.unboxed(program.teacher.abstract)):,}'
-    return f'{parameters}, {batches.summary}, {program.mesh.size} device(s){attention}{resumed}'
+    return f'{parameters}, {batches.summary}, {meshes.described(program.mesh)}{attention}{resumed}'

@@ -127,7 +127,7 @@ def _train(
         contexts.callback(progress.close)
         resumed = f', resumed at step {last}' if last else ''
         how = 'in turns' if in_turns else transform
-        progress.message(f'{len(members)} trials in one program ({how}), {mesh.size} device(s){resumed}')
+        progress.message(f'{len(members)} trials in one program ({how}), {meshes.described(mesh)}{resumed}')
         trained = train_group(group, stop, progress)
         return dict(zip((member.directory for member in group.active), trained, strict=True))
 
