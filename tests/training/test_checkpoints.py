@@ -11,7 +11,7 @@ import pytest
 from tformer.distributed import processes
 from tformer.errors import UserError
 from tformer.evaluation import metrics
-from tformer.training import checkpoint, checkpoint_writer, digests, orbax_writer
+from tformer.training import checkpoint, checkpoint_writer, digests
 
 
 def made(workdir, merits):
@@ -82,18 +82,6 @@ def test_an_average_is_of_the_newest_checkpoints_that_are_kept_in_order(tmp_path
         weights[step] = {'w': jnp.array([value], jnp.bfloat16)}
     mean, _ = checkpoint.load_average(tmp_path, 3, keep_last=3)
     assert mean['w'].tolist() == [86] and mean['w'].dtype == jnp.bfloat16
-
-
-def test_large_arrays_are_written_in_several_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(orbax_writer, 'FILE_BYTES', 2**16)
-    arrays = {'large': jnp.arange(600_000.0).reshape(6, 100, 1000), 'small': jnp.float32(1)}
-    saver = orbax_writer.Writer()
-    saver.begin(checkpoint.directory(tmp_path, 1), {}, {'variables': arrays, 'training': {'step': jnp.int32(1)}})
-    saver.wait_until_finished()
-    sizes = [file.stat().st_size for file in tmp_path.rglob('*') if file.is_file()]
-    assert sum(sizes) > 36 * 2**16 and max(sizes) < 2 * 2**16
-    found = checkpoint._read(tmp_path, 1, {'variables': arrays})['variables']
-    assert jax.tree.all(jax.tree.map(np.array_equal, found, arrays))
 
 
 @pytest.mark.parametrize(

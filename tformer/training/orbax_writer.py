@@ -5,13 +5,10 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import orbax.checkpoint as ocp
 
 from tformer.distributed import processes
 from tformer.training import checkpoint, copies, digests
-
-FILE_BYTES = 2**30  # of an array in one file, about: stores take no objects of more than 5 GiB at once
 
 
 class Handler(ocp.CompositeCheckpointHandler):
@@ -35,11 +32,6 @@ class Items(ocp.args.Composite):
     pass
 
 
-def _parted(item: Any) -> Any:
-    parts = ocp.SaveArgs(chunk_byte_size=FILE_BYTES)
-    return ocp.args.PyTreeSave(item, jax.tree.map(lambda _: parts, item), ocdbt_target_data_file_size=FILE_BYTES)
-
-
 class Writer(ocp.AsyncCheckpointer):
     """Writes checkpoints, one at a time."""
 
@@ -50,5 +42,5 @@ class Writer(ocp.AsyncCheckpointer):
 
     def begin(self, directory: pathlib.Path, run: Mapping[str, Any], items: Mapping[str, Any]) -> None:
         """Starts writing a JSON object and trees of arrays; returns once the arrays are copied off the devices."""
-        arrays = {name: _parted(item) for name, item in items.items()}
+        arrays = {name: ocp.args.PyTreeSave(item) for name, item in items.items()}
         self.save(directory, args=Items(run=ocp.args.JsonSave(run), **arrays))
