@@ -96,3 +96,13 @@ def test_rows_of_several_examples_are_said_to_be_of_the_kernel_that_computes_the
     model = Model(dtype='bfloat16', attention_kernel=asked)
     assert described(model, 'gpu', packed=False) == 'attention by cudnn'
     assert described(model, 'gpu', packed=True) == 'attention by triton (cudnn does not serve packed rows)'
+    prefixed = described(model, 'gpu', packed=False, prefix=True)
+    assert prefixed == 'attention by triton (cudnn does not serve a prefix)'
+
+
+def test_a_prefix_beside_a_window_is_said_to_be_of_the_kernel_that_computes_it():
+    model = Model(dtype='bfloat16', attention_pattern=('local',), window=4)
+    assert described(model, 'tpu', packed=False) == 'attention by flash'
+    assert described(dataclasses.replace(model, window=None), 'tpu', packed=True, prefix=True) == 'attention by flash'
+    beside = described(model, 'tpu', packed=True, prefix=True)
+    assert beside == 'attention by mosaic (flash does not serve a prefix beside a window)'

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import hub_files
 import toy_data
+from tformer import checks
 from tformer.config import Config, Data, Model, Train
 from tformer.config.tasks import TASKS
 from tformer.data.batches import mixture, pipeline
@@ -23,6 +24,7 @@ from tformer.data.tokenizers.subwords import SentencePiece
 from tformer.data.tokenizers.tokenizers import Tokenizers, train_tokenizers
 from tformer.data.tokenizers.vocabulary import BOS, CLS, EOS, NORMALIZATIONS, SEP, Specials, Tokenizer
 from tformer.errors import UserError
+from tformer.training import dummy_batch
 
 TEXTS = ['the quick brown fox jumps over the lazy dog', 'naïve café in Köln costs 12345', 'one two three.'] * 20
 ANY_TEXT = st.text() | st.text('ab é語\u0301\u2581ﬁΣ \n\t\u00a0', max_size=12)
@@ -411,6 +413,20 @@ def test_an_example_fits_and_is_as_long_as_was_said(
         assert {len(fields[name]) for name in own if name in fields} == {sizes[0]}
         assert ('label_weights' in fields) == example_formats.format_of(config).labelled
         assert ('labels' in fields) == ('label_weights' in fields and 'segment_keys' not in fields)
+
+
+@pytest.mark.parametrize(('objective', 'family'), CASES)
+def test_a_batch_without_data_has_the_arrays_of_real_ones(objective: str, family: str) -> None:
+    """Else `inspect`, `plan` and `benchmark` would speak of another program than that which trains."""
+    config = config_of(objective, family, length=40, question_length=4)
+    records = [record(objective, np.random.default_rng(seed), True, 12) for seed in range(5)]
+    noise = corrupt.Noise(config.data, BYTE, corrupt.noise_key(0, 0, 0, 0, 0))
+    real = set(example_formats.format_of(config).fields(made_of(config, records), 0, noise))
+    made = set(dummy_batch.random_batch(checks.resolve(config, vocab_size=300, num_classes=3)))
+    assert real <= made and made - real <= {
+        *('positions', 'encoder_positions', 'targets', 'weights'),
+        *('labels', 'segment_keys'),
+    }
 
 
 # ---------------------------------------------------------------------------------------------------------- windows

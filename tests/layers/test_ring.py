@@ -8,6 +8,7 @@ import pytest
 from tformer.config import Mesh
 from tformer.distributed import meshes
 from tformer.layers.kernels import ScoreOptions
+from tformer.layers.masks import AttentionMask
 from tformer.layers.parallel import ring_attention, ring_kernels
 
 
@@ -39,10 +40,43 @@ def test_the_share_of_turns_in_which_halves_of_a_ring_meet(devices):
     before, which is 4 n - 1 of all 4 n^2; without order the device of the last tokens has most, and the others wait."""
     n, blocks = devices, np.arange(2 * devices)
     balanced = ring_attention.zigzag(2 * n, n)
-    causal, window = lambda own, other: own >= other, lambda own, other: (own >= other) & (own - other <= 1)
-    everything = ring_kernels._shares(balanced, n, lambda own, other: own == own)
-    np.testing.assert_array_equal(everything, np.ones((2, 2)))
-    np.testing.assert_allclose(ring_kernels._shares(balanced, n, causal).sum(), (2 * n + 1) / n)
-    least = ring_kernels._shares(balanced, n, window).sum()
-    assert (4 * n - 1) / n**2 <= least <= 4
-    assert ring_kernels._shares(blocks, n, causal).sum() > (2 * n + 1) / n
+
+    def sees(own, other, width):
+        return own == own if width is None else (own >= other) & (own - other < width)
+
+    def shares(order, **layers):
+        widths = {'full': None, 'causal': 2 * n, 'window': 2}
+        return ring_kernels._shares(order, n, {widths[name]: part for name, part in layers.items()}, sees)
+
+    np.testing.assert_array_equal(shares(balanced, full=1.0), np.ones((2, 2)))
+    np.testing.assert_allclose(shares(balanced, causal=1.0).sum(), (2 * n + 1) / n)
+    least = shares(balanced, window=1.0)
+    assert (4 * n - 1) / n**2 <= least.sum() <= 4
+    assert shares(blocks, causal=1.0).sum() > (2 * n + 1) / n
+    mixed = shares(balanced, window=0.75, causal=0.25)
+    np.testing.assert_allclose(mixed, 0.75 * least + 0.25 * shares(balanced, causal=1.0))
+
+
+@pytest.mark.parametrize('order', ['behind', 'zigzag'])
+@pytest.mark.parametrize('causal', [True, False])
+@pytest.mark.parametrize('window', [3, 2**31 - 1])
+def test_a_layer_meets_the_blocks_that_its_own_window_reaches(monkeypatch, order, causal, window):
+    """Of a stack with layers of both kinds. The sum over blocks that each count 1 is their number."""
+    counted = ring_kernels.PAIRS['triton']._replace(
+        forward=lambda q, k, v, *rest: (jnp.zeros((*q.shape[:3], v.shape[-1])), jnp.zeros(q.shape[:3]))
+    )
+    monkeypatch.setitem(ring_kernels.PAIRS, 'triton', counted)
+    place = np.arange(16)
+    if order == 'zigzag':
+        place = np.asarray(jnp.take(jnp.arange(16), ring_attention.zigzag(16, 2)))
+    places = jnp.asarray(place)[None]
+    mask = AttentionMask(
+        places, places, window=jnp.int32(window), causal=causal, widths=(3, None), narrow=0.5, order=order
+    )
+    x = jnp.ones((1, 1, 16, 4))
+    with jax.set_mesh(meshes.make_mesh(Mesh(context=2), jax.devices()[:2])):
+        *_, lse_BNT = ring_kernels._forward(
+            ring_kernels.Plan('triton', ScoreOptions(1.0)), x, x, x, mask, None, (None, None)
+        )[1]
+    seen = np.asarray(mask.array())[0].reshape(4, 4, 4, 4).any((1, 3))
+    np.testing.assert_allclose(np.exp(lse_BNT)[0, 0], np.repeat(seen.sum(1), 4), rtol=1e-6)

@@ -181,9 +181,9 @@ def _shares(config: Config) -> bool:
 
 def read_whole(config: Config) -> str | None:
     """Returns the choice by which the tokens of a run's prompts must be read together, or None."""
-    prefix = config.model.family == 'decoder' and tasks.TASKS[config.train.objective].prefix
-    both_ways = prefix and config.data.bidirectional_prefix
-    return 'data.bidirectional_prefix=True' if both_ways else read_together(config.model)
+    if special_tokens.marks_prefix(config):
+        return 'data.bidirectional_prefix=True'
+    return read_together(config.model)
 
 
 def _reader(config: Config, tokenizers: Tokenizers, cut: bool) -> Callable[[Sequence[str | Messages]], list[list[int]]]:
@@ -236,7 +236,7 @@ def _reader(config: Config, tokenizers: Tokenizers, cut: bool) -> Callable[[Sequ
 def _batcher(config: Config, tokenizers: Tokenizers) -> Callable[[Sequence[Sequence[int]], int], dict[str, np.ndarray]]:
     """Returns (the tokens of each text, rows) -> a batch."""
     paired, task = config.model.family == 'encoder_decoder', tasks.TASKS[config.train.objective]
-    whole = task.prefix and config.data.bidirectional_prefix and not paired
+    whole = special_tokens.marks_prefix(config)
     longest, _ = longest_input(config, task.given)
     front = special_tokens.template_of(config, tokenizers).front
 

@@ -98,14 +98,16 @@ def pick(cfg: Model, platform: str, drops: bool = True) -> str:
     return next(name for name in BEST.get(platform, ('reference',)) if unserved(name, asked, platform) is None)
 
 
-def described(cfg: Model, platform: str, *, packed: bool, drops: bool = True) -> str:
+def described(cfg: Model, platform: str, *, packed: bool, prefix: bool = False, drops: bool = True) -> str:
     """Returns the pick in words, and why it is none of the kernels that would be faster; `packed` are rows of several
-    examples, `drops` as of `needs`."""
+    examples, `prefix` those with one that sees itself whole, `drops` as of `needs`."""
     picked, asked, best = pick(cfg, platform, drops), needs(cfg, drops), BEST.get(platform, ())
     faster = best[: best.index(picked)] if picked in best and cfg.attention_kernel == AUTO else ()
     why = [f'{name} does not serve {", ".join(_missing(KERNELS[name], asked, platform))}' for name in faster]
-    if picked == 'cudnn' and packed:
-        picked, why = 'triton', ['cudnn does not serve packed rows']
+    if picked == 'cudnn' and (packed or prefix):
+        picked, why = 'triton', [f'cudnn does not serve {"packed rows" if packed else "a prefix"}']
+    if picked == 'flash' and prefix and cfg.window is not None:
+        picked, why = 'mosaic', ['flash does not serve a prefix beside a window']
     return f'attention by {picked}' + f' ({"; ".join(why)})' * bool(why)
 
 

@@ -88,28 +88,33 @@ class AttentionMask(flax.struct.PyTreeNode):
         placed = self.order is not None or (not self.causal and self.window is None)
         return placed and self.visible_BTS is None
 
+    def sight(self, width: Any) -> Sight:
+        """Returns what a query sees in a window of this width, of which None is none."""
+        reach = None if width is None else width - 1
+        return Sight(reach, 0 if self.causal else reach)
+
+    @property
+    def layers(self) -> dict[int | None, float]:
+        """The widths that the window has in some layers, and in which share of them."""
+        if self.window is None or len(self.widths) == 1:
+            return {None if self.window is None else self.widths[0]: 1.0}
+        (width,) = (each for each in self.widths if each is not None)
+        return {width: self.narrow, None: 1 - self.narrow}
+
     def by_width(self, attend: Callable[[Sight], jax.Array]) -> jax.Array:
         """Returns what `attend` makes of the sight that a static mask's window gives."""
 
-        def sight(width: int | None) -> Sight:
-            reach = None if width is None else width - 1
-            return Sight(reach, 0 if self.causal else reach)
-
-        if self.window is None:
-            return attend(sight(None))
-        if len(self.widths) == 1:
-            return attend(sight(self.widths[0]))
-        (width,) = (each for each in self.widths if each is not None)
-
-        def branch(width: int | None, layers: float) -> Callable[[], jax.Array]:
+        def branch(width: int | None) -> Callable[[], jax.Array]:
             def attended() -> jax.Array:
-                with hlo.share(layers):
-                    return attend(sight(width))
+                with hlo.share(self.layers[width]):
+                    return attend(self.sight(width))
 
             return attended
 
-        narrow, wide = branch(width, self.narrow), branch(None, 1 - self.narrow)
-        found: jax.Array = jax.lax.cond(self.window == width, narrow, wide)
+        if len(self.layers) == 1:
+            return attend(self.sight(*self.layers))
+        width, _ = self.layers
+        found: jax.Array = jax.lax.cond(self.window == width, branch(width), branch(None))
         return found
 
     def reach(self) -> jax.Array | None:

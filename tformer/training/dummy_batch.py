@@ -9,6 +9,7 @@ from tformer.checks import resolve
 from tformer.config import Config, override
 from tformer.config.tasks import TASKS
 from tformer.data.examples.example_formats import format_of
+from tformer.data.examples.special_tokens import marks_prefix
 from tformer.data.tokenizers.tokenizers import TOKENIZERS
 from tformer.data.tokenizers.vocabulary import FIRST
 from tformer.training import workdir
@@ -42,7 +43,10 @@ def one_row(config: Config) -> dict[str, np.ndarray]:
 
 
 def random_batch(config: Config, seed: int = 0) -> dict[str, np.ndarray]:
-    """Returns a full batch of random tokens [train.batch_size, data.length] for the config's objective."""
+    """Returns a full batch of random tokens [train.batch_size, data.length] for the config's objective.
+
+    The second half of each row follows its first, as the second of two texts or behind a prefix, where there are such.
+    """
     rng = np.random.default_rng(seed)
     model, data, rows = config.model, config.data, config.train.batch_size
     assert model.vocab_size
@@ -55,8 +59,8 @@ def random_batch(config: Config, seed: int = 0) -> dict[str, np.ndarray]:
     batch = side('', model.vocab_size, data.length)
     if model.family == 'encoder_decoder':
         batch |= side('encoder_', model.encoder_vocab_size or model.vocab_size, data.encoder_length or data.length)
-    classes, head = model.num_classes or 2, TASKS[config.train.objective].head
-    first, stop = (0, classes) if head == 'tags' else (FIRST, model.vocab_size)
+    task, classes = TASKS[config.train.objective], model.num_classes or 2
+    first, stop = (0, classes) if task.head == 'tags' else (FIRST, model.vocab_size)
     targets = rng.integers(first, stop, (rows, data.length), np.int32)
     labels: dict[str, Callable[[], np.ndarray]] = {
         'class': lambda: rng.integers(0, classes, rows, np.int32),
@@ -67,8 +71,13 @@ def random_batch(config: Config, seed: int = 0) -> dict[str, np.ndarray]:
         'vectors': lambda: rng.random(rows, np.float32),
         'comparison': lambda: np.zeros(rows, np.int32),
     }
-    if head in labels:
-        batch |= {'labels': labels[head](), 'label_weights': np.ones(rows, np.float32)}
+    if task.head in labels:
+        batch |= {'labels': labels[task.head](), 'label_weights': np.ones(rows, np.float32)}
+    second_BT = batch['positions'] >= data.length // 2
+    if marks_prefix(config):
+        batch['prefix'] = ~second_BT
+    if model.family == 'encoder' and format_of(config).pairs:
+        batch['token_types'] = second_BT.astype(np.int32)
     if format_of(config).several:
         batch |= _two_texts(batch['positions'])
     return batch | {'targets': targets, 'weights': np.ones((rows, data.length), np.float32)}

@@ -11,6 +11,7 @@ import jax
 from tformer.config import Config
 from tformer.data.batches import pipeline
 from tformer.data.batches.packing import BATCHING
+from tformer.data.examples.special_tokens import marks_prefix
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.distributed import meshes, processes, sharding
 from tformer.errors import Stopped, UserError
@@ -190,8 +191,8 @@ def headline(program: Program, batches: pipeline.Batches, step: int) -> str:
     parameters = f'{number:,} parameters' + (f' ({trainable:,} trainable)' if trainable < number else '')
     resumed = f', resumed at step {step}' if step else ''
     model = program.config.model
-    packed = BATCHING[program.config.data.batching].packs
-    kernel = kernel_choice.described(model, meshes.jax_platform(program.mesh), packed=packed)
+    rows = {'packed': BATCHING[program.config.data.batching].packs, 'prefix': marks_prefix(program.config)}
+    kernel = kernel_choice.described(model, meshes.jax_platform(program.mesh), **rows)
     attention = f', {kernel}' if model.recurrence is None else ''
     if program.teacher is not None:
         parameters += f', teacher of {count_parameters(sharding.unboxed(program.teacher.abstract)):,}'

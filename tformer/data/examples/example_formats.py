@@ -131,6 +131,7 @@ class ExampleFormat:
     # parts of the special tokens of a whole text: data.start, data.end, data.separator; None: they are part of the text
     num_specials: int | None = 1
     num_sentinels: Callable[[np.ndarray, Data], np.ndarray] | None = None  # needed by examples of so many tokens
+    pairs: bool = False  # an example may be two texts, whose types (0 and 1) an encoder reads
     labelled: bool = False  # arrays of whole rows belong to one example, and so a row is one
     reads: tuple[str, ...] = ()  # the fields of config.data that it reads and some other formats do not
 
@@ -150,17 +151,19 @@ FORMATS = {
     ),
     'unmask': ExampleFormat(example_arrays.unmask, num_specials=2, reads=_MASKS),
     'unmask_next': ExampleFormat(
-        example_arrays.unmask_next, lengths=_to_read_two, num_specials=3, labelled=True, reads=_MASKS
+        example_arrays.unmask_next, lengths=_to_read_two, num_specials=3, pairs=True, labelled=True, reads=_MASKS
     ),
     'unmask_order': ExampleFormat(
-        example_arrays.unmask_order, lengths=_to_read_two, num_specials=3, labelled=True, reads=_MASKS
+        example_arrays.unmask_order, lengths=_to_read_two, num_specials=3, pairs=True, labelled=True, reads=_MASKS
     ),
     'translate': ExampleFormat(example_arrays.translate, tokenized.PAIRS, spans.both_sides, reads=('overlong',)),
     'class': ExampleFormat(
-        example_arrays.classify, tokenized.CLASSES, spans.beginning, num_specials=2, labelled=True, reads=('overlong',)
+        example_arrays.classify, tokenized.CLASSES, spans.beginning, num_specials=2, pairs=True, labelled=True,
+        reads=('overlong',),
     ),
     'number': ExampleFormat(
-        example_arrays.classify, tokenized.NUMBERS, spans.beginning, num_specials=2, labelled=True, reads=('overlong',)
+        example_arrays.classify, tokenized.NUMBERS, spans.beginning, num_specials=2, pairs=True, labelled=True,
+        reads=('overlong',),
     ),
     'texts': ExampleFormat(
         example_arrays.compare, tokenized.TEXTS, spans.several, num_specials=2, labelled=True, reads=('overlong',)
@@ -174,7 +177,8 @@ FORMATS = {
         reads=('overlong',),
     ),
     'choices': ExampleFormat(
-        example_arrays.choose, tokenized.CHOICES, spans.several, num_specials=3, labelled=True, reads=('overlong',)
+        example_arrays.choose, tokenized.CHOICES, spans.several, num_specials=3, pairs=True, labelled=True,
+        reads=('overlong',),
     ),
     'preferred': ExampleFormat(
         example_arrays.prefer, tokenized.PREFERENCES, spans.several, _after_front, labelled=True, reads=('overlong',)
@@ -183,7 +187,7 @@ FORMATS = {
         example_arrays.tag, tokenized.TAGGED, spans.beginning, num_specials=2, reads=('overlong',)
     ),
     'answer': ExampleFormat(
-        example_arrays.find_answer, tokenized.ANSWERS, spans.windows, labelled=True,
+        example_arrays.find_answer, tokenized.ANSWERS, spans.windows, pairs=True, labelled=True,
         reads=('overlong', 'question_length', 'stride'),
     ),
     'continue_prefix': ExampleFormat(

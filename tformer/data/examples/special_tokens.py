@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 
 from tformer.config.run import Config, Data
+from tformer.config.tasks import TASKS
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.data.tokenizers.vocabulary import Specials
+from tformer.errors import choose
 
 Fields = dict[str, Any]  # of one example: arrays [its length], and values that belong to the whole row
 
@@ -179,6 +181,12 @@ TEMPLATES: dict[str, type[SpecialTokenTemplate]] = {
     'decoder': DecoderTemplate,
     'encoder_decoder': EncoderDecoderTemplate,
 }
+
+
+def marks_prefix(config: Config) -> bool:
+    """Returns whether the rows of a run have `prefix`: a given text, which a decoder sees whole."""
+    task = choose(TASKS, config.train.objective, 'train.objective')
+    return config.model.family == 'decoder' and task.prefix and config.data.bidirectional_prefix
 
 
 def template_of(config: Config, tokenizers: Tokenizers) -> SpecialTokenTemplate:

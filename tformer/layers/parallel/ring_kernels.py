@@ -6,7 +6,7 @@ backward pass gives the kernels the log-sum-exp of all blocks, so that each adds
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 from tformer.distributed import hlo
 from tformer.layers.accelerators import mosaic, splash, tile_dropout, triton
 from tformer.layers.kernels import MIN, Meeting, Pair, ScoreOptions, pad, sink_gradient, with_sink
-from tformer.layers.masks import AttentionMask, Sight
+from tformer.layers.masks import AttentionMask
 from tformer.layers.parallel import each_device
 from tformer.layers.parallel.ring_attention import AXIS, HALVES, half, pass_on, ways, zigzag
 
@@ -160,20 +160,19 @@ def _meetings(q_BNTH: jax.Array, keys: Any, mask: AttentionMask, heads: ByHead, 
     count, index = ways(), jax.lax.axis_index(AXIS)
     T, S = q_BNTH.shape[2] // HALVES, k_BKSH.shape[2] // HALVES
     order = zigzag(HALVES * count, count) if mask.order == 'zigzag' else np.arange(HALVES * count)
-    widest = None if None in mask.widths else max(width or 0 for width in mask.widths) - 1
-    sight = Sight(None if mask.window is None else widest, 0 if mask.causal else widest)
     bounded = mask.static and mask.prefix_BS is None
+    here: Any = next(iter(mask.layers)) if len(mask.layers) == 1 else mask.window
 
-    def meets(offset: Any) -> Any:
-        """Whether a query may see a key of blocks so far apart."""
-        seen = offset == offset
+    def meets(offset: Any, width: Any) -> Any:
+        """Whether a query may see a key of blocks so far apart in a window of this width."""
+        seen, sight = offset == offset, mask.sight(width)
         if bounded and sight.after is not None:
             seen &= -offset - (T - 1) <= sight.after
         if bounded and sight.before is not None:
             seen &= offset - (S - 1) <= sight.before
         return seen
 
-    shares = _shares(order, count, lambda own, other: meets(own * T - other * S))
+    shares = _shares(order, count, mask.layers, lambda own, other, width: meets(own * T - other * S, width))
     for a in range(HALVES):
         for b in range(HALVES):
             own = jnp.asarray(order)[index * HALVES + a]
@@ -193,16 +192,23 @@ def _meetings(q_BNTH: jax.Array, keys: Any, mask: AttentionMask, heads: ByHead, 
             bias = None
             if bias_1NX is not None:
                 bias = jax.lax.dynamic_slice_in_dim(bias_1NX[0], _first(offset, S), T + S - 1, axis=1)
-            yield a, b, (meets(offset), float(shares[a, b])), Meeting(part, offset, drawn, bias)
+            yield a, b, (meets(offset, here), float(shares[a, b])), Meeting(part, offset, drawn, bias)
 
 
-def _shares(order: np.ndarray, count: int, meets: Callable[[Any, Any], Any]) -> np.ndarray:
+def _shares(
+    order: np.ndarray, count: int, layers: Mapping[int | None, float], meets: Callable[[Any, Any, Any], Any]
+) -> np.ndarray:
     """Returns in which share of the turns each half of a device's queries meets each half of the keys that are there,
-    [HALVES, HALVES], in the mean of the devices; in each turn they wait for the one that meets most."""
+    [HALVES, HALVES], in the mean of the devices and of `AttentionMask.layers`; in each turn devices wait for the one
+    that meets most."""
     indices, turns, a, b = np.meshgrid(*map(np.arange, (count, count, HALVES, HALVES)), indexing='ij')
-    met = np.asarray(meets(order[indices * HALVES + a], order[(indices - turns) % count * HALVES + b]), float)
-    waits = met.sum((2, 3)).max(0).sum() / met.sum((2, 3)).mean(0).sum()
-    return np.minimum(met.mean((0, 1)) * waits, 1.0)
+    own, other = order[indices * HALVES + a], order[(indices - turns) % count * HALVES + b]
+    total = np.zeros((HALVES, HALVES))
+    for width, layers_share in layers.items():
+        met = np.asarray(meets(own, other, width), float)
+        waits = met.sum((2, 3)).max(0).sum() / met.sum((2, 3)).mean(0).sum()
+        total += layers_share * np.minimum(met.mean((0, 1)) * waits, 1.0)
+    return total
 
 
 def _if_met(busy: tuple[jax.Array, float], add: Callable[[Any], Any], sums: Any) -> Any:
