@@ -202,6 +202,7 @@ TPU_SAYS = (
 def test_a_program_that_is_too_large_is_refused_in_a_line_that_says_what_would_help():
     cfg = small(num_decoder_layers=12, vocab_size=50257)
     cfg = config.override(cfg, {'data.length': 1024, 'model.max_len': 1024, 'train.loss_chunk': None})
+    cfg = config.override(cfg, {'model.attention_kernel': 'reference'})
     said = str(out_of_memory.refusal(cfg, Target('v5e', (2, 4)), TPU_SAYS, None, True))
     assert said == (
         'v5e:2x4: the program needs 21.30G of the 15.75G that a device has; the largest: 4.50G f32[12,8,12,1024,1024] '
@@ -214,6 +215,33 @@ def test_a_program_that_is_too_large_is_refused_in_a_line_that_says_what_would_h
     cfg = config.override(cfg, {'decode.cache_quantization': 'int8'})
     said = str(out_of_memory.refusal(cfg, Target('v5e', (2, 4)), TPU_SAYS, None, False))
     assert said.endswith('; lower it by decode.batch_size, decode.prefill_chunk, mesh.data, mesh.tensor')
+
+
+def cures(sizes, device='h100', **fields):
+    cfg = small(num_decoder_layers=12, vocab_size=50257, num_heads=16, emb_dim=1024, dtype='bfloat16', **fields)
+    cfg = config.override(cfg, {'data.length': 1024, 'model.max_len': 1024, 'train.loss_chunk': None})
+    said = out_of_memory.advice(cfg, Target(device, (8,)), [sizes], True)
+    return said.removeprefix('lower it by ').split(', ')[:-3]
+
+
+@pytest.mark.parametrize(
+    ('sizes', 'fields', 'first'),
+    [
+        ((12, 1, 1024, 1024), {}, ['model.remat']),
+        ((12, 1, 1024, 1024), {'remat': 'full'}, []),
+        ((8, 16, 1024, 1024), {'attention_kernel': 'xla', 'remat': 'full'}, ['model.attention_kernel']),
+        ((19, 3, 8, 1024, 1024), {'mesh': {'pipeline': 4}}, ['model.remat']),
+        ((19, 3, 8, 1024, 1024), {'mesh': {'pipeline': 4}, 'remat': 'dots'}, []),
+        ((8, 1024, 4096), {'scan_layers': False}, ['model.remat']),
+        ((8192, 50304), {'remat': 'full'}, ['train.loss_chunk']),
+        ((8192, 50257), {'remat': 'full'}, ['train.loss_chunk']),
+        ((8192, 50176), {'remat': 'full'}, []),
+    ],
+)
+def test_what_is_advised_cuts_the_arrays_that_are_large(sizes, fields, first):
+    """The residual stream of as many tokens as it is wide is not an array of pairs; a stage of a pipeline has its own
+    layers behind its ticks; GPUs pad the vocabulary."""
+    assert cures(sizes, **fields) == first
 
 
 def test_where_the_compiler_names_no_array_the_largest_of_the_traced_program_stand_for_them():

@@ -18,6 +18,7 @@ from flax import linen as nn
 from jax.sharding import Mesh
 
 from tformer import errors
+from tformer.checks.mesh import check_split
 from tformer.config import Config
 from tformer.config.tasks import HEADS, TASKS
 from tformer.distributed import compilers, meshes, sharding
@@ -181,9 +182,11 @@ def make_program(config: Config, batch: Mapping[str, Any], mesh: Mesh | None = N
     devices.
 
     Raises:
-      UserError: the optimizer's fields name parameters that the model does not have, or the teacher does not fit.
+      UserError: the optimizer's fields name parameters that the model does not have, the mesh does not divide them, or
+        the teacher does not fit.
     """
     mesh = meshes.make_mesh(config.mesh) if mesh is None else mesh
+    check_split(config, mesh.shape['fsdp'])
     model, objective = build(config.model), OBJECTIVES[config.train.objective]
     row = {name: jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype) for name, x in batch.items()}
     names = logical_names(model, objective, row)

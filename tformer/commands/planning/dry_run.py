@@ -135,12 +135,12 @@ def make_mesh(config: Config, target: Target) -> Mesh:
     Raises:
       UserError: the mesh names more or fewer devices than there are.
     """
-    mesh = meshes.make_mesh(config.mesh, target.devices())
-    if mesh.size < target.count:
+    named = math.prod(getattr(config.mesh, axis) for axis in AXES)
+    if 0 < named < target.count:
         rest = ': an axis of -1, e.g. mesh.data=-1, takes all that are left'
-        said = meshes.nearest_size(mesh.size, target.count) or rest
-        raise UserError(f'{target} has {target.count:,} devices, the mesh names {mesh.size:,}{said}')
-    return mesh
+        said = meshes.nearest_size(named, target.count) or rest
+        raise UserError(f'{target} has {target.count:,} devices, the mesh names {named:,}{said}')
+    return meshes.make_mesh(config.mesh, target.devices())
 
 
 # ------------------------------------------------------------------------------------------------ programs

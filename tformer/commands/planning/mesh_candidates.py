@@ -10,6 +10,7 @@ from tformer import checks
 from tformer import config as config_lib
 from tformer.config import AXES, Config
 from tformer.distributed.devices import Target
+from tformer.distributed.meshes import nearest_size
 from tformer.errors import UserError
 
 MOST = 8  # along `tensor`, whose products get too small; along `pipeline`, whose stages wait; along `context`
@@ -39,8 +40,10 @@ def meshes(config: Config, target: Target, fixed: set[str]) -> list[dict[str, in
     checks.check(config)
     last = max((each.stage for each in refusals), default=0)
     why = collections.Counter(each.line for each in refusals if each.stage == last).most_common(1)
-    given = ', '.join(f'mesh.{axis}={getattr(config.mesh, axis)}' for axis in AXES if axis in fixed)
-    raise UserError(why[0][0] if why else f'{given} do not fit the {target.count:,} devices of {target}')
+    own = {axis: getattr(config.mesh, axis) for axis in AXES if axis in fixed}
+    given = ', '.join(f'mesh.{axis}={size}' for axis, size in own.items())
+    nearest = nearest_size(math.prod(max(size, 1) for size in own.values()), target.count)
+    raise UserError(why[0][0] if why else f'{given} do not fit the {target.count:,} devices of {target}{nearest}')
 
 
 def candidates(

@@ -10,7 +10,11 @@ from tformer.config import Config
 from tformer.distributed import hlo
 from tformer.distributed.devices import Target
 from tformer.errors import UserError
+from tformer.layers import kernel_choice
+from tformer.layers.linear import ALIGNED
 from tformer.objectives import loss_chunk
+
+OF_PAIRS = ('reference', 'blocked', 'xla')  # kernels that hold a number for each pair of a query and a key
 
 
 def refusal(config: Config, target: Target, said: str, jaxpr: Any, training: bool) -> UserError:
@@ -41,7 +45,7 @@ def line(
 ) -> str:
     """Returns the line of a program that needs more than the limit; `arrays` are in words, with places and sizes."""
     named = ', '.join(f'{array} ({place})' for array, place, _ in arrays)
-    cures = advice(config, [sizes for _, _, sizes in arrays], training)
+    cures = advice(config, target, [sizes for _, _, sizes in arrays], training)
     return (
         f'{target}: the program needs {needed} of the {limit} that a device has; the largest{whole}: {named}; {cures}'
     )
@@ -72,22 +76,26 @@ def _largest(jaxpr: Any) -> list[tuple[Any, str]]:
     return sorted(once.values(), key=lambda row: -bytes_of(row[0]))[:3]
 
 
-def advice(config: Config, sizes: list[tuple[int, ...]], training: bool) -> str:
+def advice(config: Config, target: Target, sizes: list[tuple[int, ...]], training: bool) -> str:
     """Returns the fields that would lower the memory of a step of training, or of generation, those that cut the arrays
     of these sizes first."""
     if not training:
         unset = [name for name in ('prefill_chunk', 'cache_quantization') if getattr(config.decode, name) is None]
         fields = ['decode.batch_size', *(f'decode.{name}' for name in unset), 'mesh.data', 'mesh.tensor']
         return f'lower it by {", ".join(fields)}'
-    model = config.model
+    model, kept = config.model, config.model.remat is None
     layers = model.num_decoder_layers if model.family != 'encoder' else model.num_encoder_layers
+    of_stage = layers // (config.mesh.pipeline * config.mesh.pipeline_repeats)
+    of_pairs = not model.recurrence and kernel_choice.pick(model, target.jax_platform) in OF_PAIRS
     cures = []
     for each in sizes:
-        if each.count(config.data.length) > 1 and model.attention_kernel in ('auto', 'reference', 'blocked', 'xla'):
+        if of_pairs and each.count(config.data.length) > 1:
             cures.append('model.attention_kernel')
-        if each[:1] == (layers,) and model.remat is None:
+        if kept and (
+            each[:1] == (layers,) or each[1:2] == (of_stage,)
+        ):  # [layers, ...], [ticks of a stage, its layers]
             cures.append('model.remat')
-        if model.vocab_size in each and loss_chunk(config) != 1:
+        if loss_chunk(config) != 1 and any(0 <= size - (model.vocab_size or 0) < ALIGNED for size in each):
             cures.append('train.loss_chunk')
-    cures += ['train.microbatches', 'mesh.fsdp', 'mesh.tensor']
+    cures += ['model.remat'] * kept + ['train.microbatches', 'mesh.fsdp', 'mesh.tensor']
     return f'lower it by {", ".join(dict.fromkeys(cures))}'
