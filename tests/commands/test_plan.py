@@ -373,6 +373,8 @@ def test_the_fastest_mesh_is_compiled_with_each_other_choice():
     assert tried(model(vocab_size=32, remat='dots'))[:2] == ['None', 'full']
     assert tried(model(vocab_size=32), NODES, **kept) == ['triton', 'chunked', 'reference', 'False']
     assert tried(model(vocab_size=32, num_decoder_layers=96), NODES, **kept)[-1] == 'reference'  # too many to unroll
+    assert tried(model(vocab_size=32, num_decoder_layers=16), **kept)[-1] == 'False'
+    assert tried(model(vocab_size=32, num_decoder_layers=16), pipeline='2', **kept)[-1] == 'reference'  # scanned anyway
     assert tried(model(vocab_size=32, num_decoder_layers=96), NODES, pipeline='2', **kept)[-1] == 'False'
     assert tried(model(vocab_size=32, scan_layers=False), NODES, **kept)[-1] == 'reference'
     assert tried(model(vocab_size=32, attention_softcap=50.0), NODES, **kept)[0] == 'chunked'  # not cuDNN

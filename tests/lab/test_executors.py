@@ -170,7 +170,7 @@ def test_a_job_of_kubernetes_fits_the_schema_and_begins_pods_again_that_were_tak
     [
         ('runs/mine', {}, '--workdir=runs/mine is not in /runs'),
         ('/other/x', {'mount': '/runs'}, '--workdir=/other/x is not in /runs'),
-        ('/runs/x', {'devices': 'two'}, 'devices=two is not a number'),
+        ('/runs/x', {'devices': 'two'}, 'devices=two is not an integer'),
         ('/runs/x', {'name': 'My_Sweep'}, 'name=My_Sweep is not a name of Kubernetes'),
         ('/runs/x', {'imgae': 'y'}, "--resources='imgae' is unknown; did you mean 'image'"),
     ],

@@ -140,7 +140,7 @@ MISTAKES = {
     ),
     "model.norm='rmsnrm' is unknown; did you mean 'rmsnorm'": lambda: trials.trials(TINY, [{'model.norm': 'rmsnrm'}]),
     "Match.quantity='weights' is unknown": lambda: matched(Match('weights', 'model.mlp_dim')),
-    "Match.field='model.norm' is unknown": lambda: matched(Match('parameters', 'model.norm')),
+    'Match.field=model.norm is not an integer': lambda: matched(Match('parameters', 'model.norm')),
     'Match.multiple=0 must be positive': lambda: matched(Match('parameters', 'model.mlp_dim', multiple=0)),
     "Match.to='base' is unknown": lambda: matched(Match('parameters', 'model.mlp_dim', to='base')),
     'changing the field does not change the quantity': lambda: matched(Match('tokens', 'model.mlp_dim')),
@@ -374,6 +374,12 @@ def get_config(argument):
     assert [line.split()[1] for line in said[1:5]] == [f'{matching.num_parameters(trial.config):,}' for trial in made]
     with pytest.raises(UserError, match=r'--config.model.norm: .* varies this field itself'):
         loaded(f'{tmp_path}/two.py', {'model.norm': 'dyt'})
+    matched = text.replace(', seeds(2)))', '), match=Match("parameters", "model.mlp_dim"))').replace(
+        'grid,', 'Match, grid,'
+    )
+    (tmp_path / 'matched.py').write_text('\n'.join(line[8:] for line in matched.splitlines()))
+    _, made = loaded(f'{tmp_path}/matched.py', {'model.mlp_dim': '48'})
+    assert made[0].config.model.mlp_dim == 48, 'the baseline has what is given, and the others are adjusted to it'
     with pytest.raises(UserError, match=r'two.py: .*argument'):
         loaded(f'{tmp_path}/two.py:small')
     with pytest.raises(UserError, match=r'defines no get_sweep\(\)'):
@@ -715,11 +721,13 @@ def test_what_failed_runs_again_once_a_host_that_left_its_leases_is_gone(tmp_pat
     assert trials.error_of(place) is None and not list((tmp_path / 'leases').glob('session@*'))
 
 
-def test_who_joins_a_search_may_know_less_of_it_than_is_drawn(tmp_path: pathlib.Path) -> None:
+def test_who_joins_a_search_may_know_less_of_it_than_is_drawn(tmp_path: pathlib.Path, capsys) -> None:
     made = trials.trials(TINY, product(grid({'optimizer.learning_rate': [1.0, 2.0]}), seeds(2)))
     drawn = [dataclasses.replace(made[2], is_searched=True), made[3]]  # and run again
     session = manifest.enter(TINY, [*made[:2], *drawn], Leases(tmp_path / 'leases'))
+    listed = (tmp_path / manifest.LIST).read_bytes()
     assert manifest.enter(TINY, made[:2], Leases(tmp_path / 'leases')) is not None
+    assert (tmp_path / manifest.LIST).read_bytes() == listed and capsys.readouterr().out == ''
     session.release()
 
 

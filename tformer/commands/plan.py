@@ -6,11 +6,11 @@ Meshes that fit the model, the batch and the devices are compared by the bytes t
 long they wait; the best are compiled by the devices' own compiler, some at a time, and `data` alone and `fsdp` alone
 are among them. Each is compiled with as much to keep as fits: model.remat None, dots, full, then more
 train.microbatches. The fastest mesh is compiled with one other choice each, too: the other values of model.remat, the
-other attention kernels that serve the model there, all logits at once where they are computed in chunks, on GPUs layers
-that are not scanned, and sequence parallelism where it has an axis `tensor`; each with as many train.microbatches as it
-needs. The fastest of them is compiled with the others that are faster, until none is. The table is sorted by the
-estimated seconds of a step, and its last line gives the flags of the fastest. Of all these fields those that are given
-on the command line stay as they are.
+other attention kernels that serve the model there, all logits at once where they are computed in chunks, layers that
+are not scanned where they are few, and sequence parallelism where it has an axis `tensor`; each with as many
+train.microbatches as it needs. The fastest of them is compiled with the others that are faster, until none is. The
+table is sorted by the estimated seconds of a step, and its last line gives the flags of the fastest. Of all these
+fields those that are given on the command line stay as they are.
 """
 
 import concurrent.futures
@@ -44,7 +44,7 @@ FLAGS = {
 ENVIRONMENT = {'TF_CPP_MIN_LOG_LEVEL': '2'}
 
 REMATS = (None, 'dots', 'full')  # what is kept for the backward pass, from the most
-UNROLLED = 48  # layers of a GPU that are compiled one by one at most
+UNROLLED = {'gpu': 48, 'tpu': 16}  # layers of a device that are compiled one by one at most, by platform
 # What is chosen beside the mesh's axes.
 CHOICES = (
     *('model.remat', 'train.microbatches', 'model.attention_kernel', 'train.loss_chunk', 'model.scan_layers'),
@@ -202,7 +202,8 @@ def variants(asked: Asked, given: dict[str, str]) -> list[dict[str, str]]:
         more += [{'model.attention_kernel': name} for name in able if name != picked]
     if loss_chunk(config) is not None:
         more.append({'train.loss_chunk': 'None'})
-    if platform == 'gpu' and model.scan_layers and _layers(asked, given) <= UNROLLED:
+    unrolled = platform == 'gpu' or given.get('mesh.pipeline', '1') == '1'  # stages of a TPU scan their layers anyway
+    if unrolled and model.scan_layers and _layers(asked, given) <= UNROLLED.get(platform, 0):
         more.append({'model.scan_layers': 'False'})
     if given.get('mesh.tensor', '1') != '1':
         more += [{'mesh.rules': rules} for rules in ('fsdp_tp', 'fsdp_tp_sp') if rules != config.mesh.rules]

@@ -85,15 +85,12 @@ def advice(config: Config, target: Target, sizes: list[tuple[int, ...]], trainin
         return f'lower it by {", ".join(fields)}'
     model, kept = config.model, config.model.remat is None
     layers = model.num_decoder_layers if model.family != 'encoder' else model.num_encoder_layers
-    of_stage = layers // (config.mesh.pipeline * config.mesh.pipeline_repeats)
     of_pairs = not model.recurrence and kernel_choice.pick(model, target.jax_platform) in OF_PAIRS
     cures = []
     for each in sizes:
         if of_pairs and each.count(config.data.length) > 1:
             cures.append('model.attention_kernel')
-        if kept and (
-            each[:1] == (layers,) or each[1:2] == (of_stage,)
-        ):  # [layers, ...], [ticks of a stage, its layers]
+        if kept and each[:1] == (layers,):
             cures.append('model.remat')
         if loss_chunk(config) != 1 and any(0 <= size - (model.vocab_size or 0) < ALIGNED for size in each):
             cures.append('train.loss_chunk')

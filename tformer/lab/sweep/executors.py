@@ -121,7 +121,9 @@ def slurm(work: Work) -> int:
     except (RuntimeError, ValueError, OSError, submitit.core.utils.FailedJobError) as error:
         raise UserError(f'--executor=slurm: {error}') from error
     array = str(jobs[0].job_id).partition('_')[0]
-    print(f'SLURM job {array}: {work.workers} workers, whose output is in {work.home / "slurm"}')
+    print(
+        f'SLURM job {array}: {work.workers} worker{"s" * (work.workers > 1)}, whose output is in {work.home / "slurm"}'
+    )
     return 0
 
 
@@ -162,7 +164,7 @@ def manifest(work: Work) -> dict[str, Any]:
     """
     pod = {**POD, **work.resources}
     if not pod['devices'].isdecimal():
-        raise UserError(f'--resources: devices={pod["devices"]} is not a number')
+        raise UserError(f'--resources: devices={pod["devices"]} is not an integer of at least 0')
     if not re.fullmatch(r'[a-z0-9]([-a-z0-9]{0,51}[a-z0-9])?', pod['name']):
         raise UserError(f'--resources: name={pod["name"]} is not a name of Kubernetes: small letters, digits and -')
     if not pathlib.PurePosixPath(work.home).is_relative_to(pod['mount']):

@@ -94,7 +94,8 @@ def enter(
     arguments: Sequence[str] | None = None,
     requests: Sequence[int] = (),
 ) -> Lease | None:
-    """Claims the directory above `held`; returns the lease that says that a command runs its sweep.
+    """Claims the directory above `held`, or joins those who have; returns the lease that says that a command runs its
+    sweep.
 
     If no other does, trials that failed are to run again, unless this one `joins`. While another process decides there
     it waits, until there are `requests` to stop; so it does until a host that is silent counts as dead, if the list
@@ -113,7 +114,11 @@ def enter(
             silent = not any(map(held.is_alive, others)) and time.monotonic() - began <= leases.PATIENCE + 1
             waits = is_other or (bool(others) and silent and not joins and _has_failed(trials, home))
             if decides and not waits:
-                claim(base, trials, home, arguments)
+                if others:  # whose list stays: they may have drawn more since these trials were listed
+                    check(trials, home)
+                    add(base, trials, home)
+                else:
+                    claim(base, trials, home, arguments)
                 return _session(trials, held, joins, bool(others))
         if waits:
             if is_other and not silent:

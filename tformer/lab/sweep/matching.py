@@ -113,8 +113,8 @@ def match_all(arms: Mapping[str, Config], match: Match) -> dict[str, Config]:
       UserError: an unknown quantity, field or arm, or a field that does not change the quantity.
     """
     measured = choose(QUANTITIES, match.quantity, 'Match.quantity')
-    whole = {name: kind for name, kind in config.field_types().items() if kind in (int, int | None)}
-    choose(whole, match.field, 'Match.field')
+    if choose(config.field_types(), match.field, 'Match.field') not in (int, int | None):
+        raise UserError(f'Match.field={match.field} is not an integer')
     if match.multiple < 1:
         raise UserError(f'Match.multiple={match.multiple} must be positive')
     target = measured(to := choose(arms, match.to, 'Match.to'))

@@ -79,7 +79,7 @@ def opened(spec: str, overrides: Mapping[str, str] | None = None) -> tuple[Confi
     varied = [sweep.arms.space] if isinstance(sweep.arms, Search) else sweep.arms
     with beginning(spec):
         for field in overrides or {}:
-            if any(field in arm for arm in varied) or any(field == match.field for match in _listed(sweep.match)):
+            if any(field in arm for arm in varied):
                 raise UserError(f'--config.{field}: the sweep varies this field itself')
     return base, sweep
 
