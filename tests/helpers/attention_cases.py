@@ -48,6 +48,11 @@ CASES = {
     'window, here none': Case(widths=(5, None), window=2**31 - 1),
     'window in some layers': Case(widths=(5, None), window=5, packed=True),
     'window to both sides': Case(causal=False, widths=(5,), window=5),
+    'encoder, window in several blocks': Case(
+        causal=False, lengths=(1100, 1100), heads=(2, 1), widths=(150, None), window=150
+    ),
+    'encoder, packed in several blocks': Case(causal=False, lengths=(300, 300), heads=(2, 1), packed=True),
+    'encoder, packed, window': Case(causal=False, lengths=(300, 300), heads=(2, 1), packed=True, widths=(9,), window=9),
     'window and prefix': Case(prefix=True, widths=(5,), window=5),
     'unknown order': Case(order=None),
     'softcap and sink': Case(softcap=2.0, sink=True, packed=True),
@@ -62,6 +67,9 @@ BIASED = {  # where the places of tokens tell how far apart they are
         lengths=(1100, 1100), heads=(2, 1), widths=(300, None), window=300, bias=True
     ),
     'bias, wide heads': Case(lengths=(100, 100), heads=(2, 1), sizes=(256, 16), bias=True),
+    'bias, encoder, window in several blocks': Case(
+        causal=False, lengths=(600, 600), heads=(2, 1), widths=(70,), window=70, bias=True
+    ),
     'bias, prefix': Case(prefix=True, bias=True),
     'bias, padded in front': Case(order='front', bias=True),
     'bias, a prompt and free slots': Case(order='front', lengths=(140, 300), bias=True),
@@ -96,7 +104,8 @@ def make_mask(case):
     arrays = [queries, keys, *((query_segments, key_segments) if case.packed else (None, None)), prefix]
     arrays = [None if x is None else jnp.asarray(x, bool if x.dtype == bool else jnp.int32) for x in arrays]
     window = None if case.window is None else jnp.int32(case.window)
-    return AttentionMask(*arrays, window, causal=case.causal, widths=case.widths, order=case.order), queries >= 0
+    static = {'causal': case.causal, 'widths': case.widths, 'order': case.order}
+    return AttentionMask(*arrays, window, **static, within=not case.across and T == S), queries >= 0
 
 
 def make(case, dtype=jnp.float32):

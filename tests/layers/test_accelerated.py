@@ -17,6 +17,7 @@ from tformer.distributed import meshes, sharding
 from tformer.layers import kernels, norms
 from tformer.layers.accelerators import cudnn, mosaic, norm_kernel, splash, tiled_attention, triton
 from tformer.layers.accelerators.tiles import Tiles
+from tformer.layers.accelerators.tiles import met as tiled_met
 from tformer.layers.kernels import ScoreOptions
 from tformer.layers.masks import AttentionMask
 from tformer.layers.parallel import ring_attention, ring_kernels
@@ -105,22 +106,43 @@ def test_the_bias_of_all_pairs_is_that_of_their_distances(name):
     assert_near(found, (np.where(real[:, None, :, None], out, 0), grads))
 
 
-@pytest.mark.parametrize('name', ['causal', 'packed', 'packed in several blocks', 'padded in front'])
+BOUNDED = ['causal', 'packed', 'packed in several blocks', 'padded in front', 'a prompt and free slots']
+BOUNDED += ['encoder, packed in several blocks', 'bias, full']
+
+
+@pytest.mark.parametrize('name', BOUNDED)
 def test_tiles_that_no_query_sees_are_left_out(name):
-    """The first tile of keys of each tile of queries and the last of queries of each of keys are those of the array."""
-    mask, _ = make_mask(CASES[name])
-    sees_BTS = np.asarray(mask.array())
+    """The first and the last tile of keys of each tile of queries, and of queries of each of keys, are those of the
+    array."""
+    case = (CASES | BIASED)[name]
+    mask, real_BT = make_mask(case)
+    sees_BTS = np.asarray(mask.array()) & real_BT[:, :, None]
     B, T, S = sees_BTS.shape
     tiles_BIJ = np.zeros((B, -(-T // triton.BLOCK), -(-S // triton.BLOCK)), bool)
     for b, t, s in np.argwhere(sees_BTS):
         tiles_BIJ[b, t // triton.BLOCK, s // triton.BLOCK] = True
     arrays = (kernels.pad(jnp.zeros((B, 1, length, 1)), 2, triton.BLOCK) for length in (T, S))
-    read = tiled_attention.make_tokens(mask, *arrays, triton.BLOCK)
-    seeing_BI, seen_BJ = tiles_BIJ.any(2), tiles_BIJ.any(1)
-    assert seeing_BI.sum() > B
-    np.testing.assert_array_equal(np.asarray(read.first_BI)[seeing_BI], tiles_BIJ.argmax(2)[seeing_BI])
-    last_BJ = tiles_BIJ.shape[1] - tiles_BIJ[:, ::-1].argmax(1)
-    np.testing.assert_array_equal(np.asarray(read.end_BJ)[seen_BJ], last_BJ[seen_BJ])
+    assert tiled_attention._in_order(mask)
+    read = tiled_attention.make_tokens(mask, *arrays, Tiles(triton.BLOCK, causal=case.causal))
+    for found_B2I, met_BIJ in ((read.keys_B2I, tiles_BIJ), (read.queries_B2J, tiles_BIJ.swapaxes(1, 2))):
+        meets_BI, last_BI = met_BIJ.any(2), met_BIJ.shape[2] - met_BIJ[:, :, ::-1].argmax(2)
+        assert meets_BI.sum() > B
+        np.testing.assert_array_equal(np.asarray(found_B2I)[:, 0][meets_BI], met_BIJ.argmax(2)[meets_BI])
+        np.testing.assert_array_equal(np.asarray(found_B2I)[:, 1][meets_BI], last_BI[meets_BI])
+
+
+@pytest.mark.parametrize('name', ['a window in several blocks', 'encoder, window in several blocks'])
+def test_tiles_beyond_the_window_are_left_out(name):
+    mask, _ = make_mask(CASES[name])
+    block, (sees_TS,) = 64, np.asarray(mask.array())[:1]
+    count = len(sees_TS) // block
+    tiles_IJ = sees_TS[: count * block, : count * block].reshape(count, block, count, block).any((1, 3))
+    tiles = Tiles(block, causal=mask.causal, window=True, in_order=True)
+    for of_IJ, own in ((tiles_IJ, lambda i: (0, i + 1)), (tiles_IJ.T, lambda j: (j, count))):
+        for i, met_J in enumerate(of_IJ):
+            bounds = own(i) if mask.causal else (0, count)
+            begin, end = tiled_met(tiles, i, count, mask.window, *bounds)
+            np.testing.assert_array_equal(np.flatnonzero(met_J), np.arange(begin, end))
 
 
 ON_A_CHIP = ['a prompt and free slots', 'packed in several blocks', 'a window in several blocks', 'across and packed']
@@ -195,6 +217,9 @@ def test_tiles_of_a_window_visit_what_is_near() -> None:
     assert visited(widths=(256,)) == 1024 * (256 + 64)
     assert visited(widths=(256, None), narrow=0.75) == (3 * 1024 * (256 + 64) + whole) / 4
     assert visited(tiles._replace(in_order=False), widths=(256,)) == 1024 * 1024
+    encoder = tiles._replace(causal=False)
+    assert visited(encoder, widths=(None,)) == 1024 * 1024 == visited(encoder, widths=(1024,))
+    assert visited(encoder, widths=(64,)) == 1024 * (2 * 64 - 1 + 64)
 
 
 @pytest.mark.parametrize('kernel', [*KERNELS, 'cudnn'])

@@ -12,7 +12,7 @@ from jax.experimental import pallas as pl
 
 from tformer.layers.accelerators import mosaic_tiles, tiled_attention
 from tformer.layers.accelerators.tiled_attention import Backend, Tokens
-from tformer.layers.accelerators.tiles import Tiles, keys_seen, queries_seeing
+from tformer.layers.accelerators.tiles import Tiles, met
 from tformer.layers.kernels import ScoreOptions, pad
 from tformer.layers.masks import AttentionMask
 
@@ -81,8 +81,7 @@ class _Grid:
         lengths = T // tiles.block, self.key_tiles
         self.count, self.met = lengths if by == 'queries' else lengths[::-1]
         self.shape = B, N, self.count, self.met
-        self.visit: Callable[..., Any] = keys_seen if by == 'queries' else queries_seeing
-        bounds = tokens.first_BI if by == 'queries' else tokens.end_BJ
+        bounds = tokens.keys_B2I if by == 'queries' else tokens.queries_B2J
         self.bounds = bounds.reshape(-1)  # rows of scalar memory would be padded to 128 words
 
     def number(self, own: str, b: Any, tile: Any, step: Any, window: Any, bounds: Any) -> Any:
@@ -91,7 +90,8 @@ class _Grid:
             return tile
         if not self.tiles.in_order:
             return step
-        begin, end = self.visit(self.tiles, tile, self.met, window[0], bounds[b * self.count + tile])
+        near = mosaic_tiles.bounds_of(bounds, b, self.count, tile)
+        begin, end = met(self.tiles, tile, self.met, window[0], *near)
         return jnp.minimum(jnp.clip(step, begin, jnp.maximum(end - 1, begin)), self.met - 1)  # of padding none is met
 
     def by_head(self, x: Any, own: str) -> pl.BlockSpec:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from tformer.layers.accelerators.tiles import Drop, Tiles, keys_seen, queries_seeing, scored
+from tformer.layers.accelerators.tiles import Drop, Tiles, met, scored
 from tformer.layers.kernels import MIN
 
 
@@ -71,12 +71,18 @@ def _gathered(dscores: jax.Array) -> jax.Array:
     return sum((tpu.roll(row, 2 * X - i, 1) for i, row in enumerate(others, start=1)), first)
 
 
+def bounds_of(bounds: Any, b: Any, count: Any, tile: Any) -> tuple[Any, Any]:
+    """Returns the bounds of one of `count` tiles of a row, from all in scalar memory."""
+    at = 2 * b * count + tile
+    return bounds[at], bounds[at + count]
+
+
 def forward(
-    tiles: Tiles, window: Any, first: Any, q: Any, k: Any, v: Any, queries: Any, keys: Any, drawn: Any, bias: Any,
+    tiles: Tiles, window: Any, bounds: Any, q: Any, k: Any, v: Any, queries: Any, keys: Any, drawn: Any, bias: Any,
     out: Any, lse: Any, top: Any, total: Any, sums: Any,
 ) -> None:  # fmt: skip
     b, i, j, count = pl.program_id(0), pl.program_id(2), pl.program_id(3), pl.num_programs(3)
-    begin, end = keys_seen(tiles, i, count, window[0], first[b * pl.num_programs(2) + i])
+    begin, end = met(tiles, i, count, window[0], *bounds_of(bounds, b, pl.num_programs(2), i))
     pair = _TilePair(tiles, queries, keys, window, drawn, bias, (i, j))
 
     @pl.when(j == 0)
@@ -100,11 +106,11 @@ def forward(
 
 
 def backward_queries(
-    tiles: Tiles, window: Any, first: Any, q: Any, k: Any, v: Any, queries: Any, keys: Any, drawn: Any, bias: Any,
+    tiles: Tiles, window: Any, bounds: Any, q: Any, k: Any, v: Any, queries: Any, keys: Any, drawn: Any, bias: Any,
     lse: Any, delta: Any, dout: Any, dq: Any, *more: Any,
 ) -> None:  # fmt: skip
     b, i, j, count = pl.program_id(0), pl.program_id(2), pl.program_id(3), pl.num_programs(3)
-    begin, end = keys_seen(tiles, i, count, window[0], first[b * pl.num_programs(2) + i])
+    begin, end = met(tiles, i, count, window[0], *bounds_of(bounds, b, pl.num_programs(2), i))
     pair = _TilePair(tiles, queries, keys, window, drawn, bias, (i, j))
 
     *dbiases, sums = more  # the gradient of the bias, of all tiles of a row, and the gradients of the queries
@@ -133,18 +139,18 @@ def backward_queries(
 
 
 def backward_keys(
-    tiles: Tiles, window: Any, end: Any, q: Any, k: Any, v: Any, queries: Any, keys: Any, drawn: Any, bias: Any,
+    tiles: Tiles, window: Any, bounds: Any, q: Any, k: Any, v: Any, queries: Any, keys: Any, drawn: Any, bias: Any,
     lse: Any, delta: Any, dout: Any, dk: Any, dv: Any, key_sums: Any, value_sums: Any,
 ) -> None:  # fmt: skip
     b, j, i, count = pl.program_id(0), pl.program_id(2), pl.program_id(3), pl.num_programs(3)
-    begin, last = queries_seeing(tiles, j, count, window[0], end[b * pl.num_programs(2) + j])
+    begin, end = met(tiles, j, count, window[0], *bounds_of(bounds, b, pl.num_programs(2), j))
     pair = _TilePair(tiles, queries, keys, window, drawn, bias, (i, j))
 
     @pl.when(i == 0)
     def start() -> None:
         key_sums[...], value_sums[...] = jnp.zeros_like(key_sums), jnp.zeros_like(value_sums)
 
-    @pl.when((i >= begin) & (i < last))
+    @pl.when((i >= begin) & (i < end))
     def add() -> None:
         weights, _, dproducts = pair.gradients(q, k, v, lse, delta, dout)
         key_sums[...] += _dot(dproducts.astype(q.dtype), q[...], 1, 0)

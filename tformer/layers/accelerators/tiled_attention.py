@@ -39,8 +39,10 @@ class Tokens(NamedTuple):
     queries_B2T: jax.Array  # positions, segments
     keys_B3S: jax.Array  # positions, segments, `HIDDEN` at padding, and 1 in the prefix
     window_1: jax.Array
-    first_BI: jax.Array  # of tiles in order, the first tile of keys that a tile of queries sees, its window apart
-    end_BJ: jax.Array  # and the tile of queries after the last that sees a tile of keys
+    # of tiles in order, whatever the window: of the keys that a tile of queries sees the first tile, and the one after
+    # the last; and of the queries that see a tile of keys
+    keys_B2I: jax.Array
+    queries_B2J: jax.Array
     drawn_BN3: jax.Array | None = None  # of `tile_dropout`, where weights are dropped
     bias_NM: jax.Array | None = None  # of `tiled_bias`, as the backend reads it, where there is one
 
@@ -92,9 +94,9 @@ def attend(
         T, U = q_BNTH.shape[2], v_BKSU.shape[3]
         q, k, v = (pad(x, 2, backend.multiple) for x in (q_BNTH * options.scale, k_BKSH, v_BKSU))
         tiles = _tiles(backend, q, k, v, options, mask, interpret)
-        tiles = tiles._replace(in_order=mask.order in ('behind', 'front') and mask.causal and not tiles.prefix)
+        tiles = tiles._replace(in_order=_in_order(mask))
         tiles = tiles._replace(pairs=_visited(tiles, mask, q.shape[2], k.shape[2]))
-        read = make_tokens(mask, q, k, tiles.block, drawn_BN3)
+        read = make_tokens(mask, q, k, tiles, drawn_BN3)
         if bias_NX is not None:
             bias_NM1X = tiled_bias(bias_NX, T, q.shape[2], k.shape[2], tiles.block)
             read = read._replace(bias_NM=backend.spread(bias_NM1X))
@@ -123,12 +125,19 @@ def _tiles(
     return Tiles(block, options.softcap, mask.causal, mask.window is not None, prefix, interpret=interpret)
 
 
+def _in_order(mask: AttentionMask) -> bool:
+    """Returns whether the places of tokens tell which tiles of a row meet."""
+    if mask.causal:
+        return mask.order in ('behind', 'front') and mask.prefix_BS is None
+    return mask.order == 'behind' and mask.within
+
+
 def _wide(backend: Backend, *arrays: jax.Array) -> list[jax.Array]:
     return [pad(x, 3, backend.width(x.shape[3])) for x in arrays]
 
 
 def make_tokens(
-    mask: AttentionMask, q_BNTH: jax.Array, k_BKSH: jax.Array, block: int, drawn_BN3: jax.Array | None = None
+    mask: AttentionMask, q_BNTH: jax.Array, k_BKSH: jax.Array, tiles: Tiles, drawn_BN3: jax.Array | None = None
 ) -> Tokens:
     """Returns the tokens of a mask, padded to the lengths of queries and keys by keys that nobody sees."""
     (B, _, T, _), S, segments = q_BNTH.shape, k_BKSH.shape[2], mask.segments()
@@ -141,17 +150,29 @@ def make_tokens(
     queries_B2T = stacked(mask.query_positions_BT, segments[0], length=T, value=-1)
     keys_B3S = stacked(mask.key_positions_BS, segments[1], prefix_BS, length=S, value=HIDDEN)
     window_1 = jnp.full((1,), NO_WINDOW) if mask.window is None else jnp.minimum(mask.window, NO_WINDOW).reshape(1)
-    return Tokens(queries_B2T, keys_B3S, window_1, *_bounds(queries_B2T[:, 0], S // block, block), drawn_BN3)
+    return Tokens(queries_B2T, keys_B3S, window_1, *_bounds(queries_B2T[:, 0], S // tiles.block, tiles), drawn_BN3)
 
 
-def _bounds(positions_BT: jax.Array, key_tiles: int, block: int) -> tuple[jax.Array, jax.Array]:
-    """Returns first_BI and end_BJ of `Tokens`: no query sees a key before the place where its positions begin."""
-    begins_BT = jnp.where(positions_BT >= 0, jnp.arange(positions_BT.shape[1])[None] - positions_BT, NO_WINDOW)
-    first_BI = begins_BT.reshape(len(begins_BT), -1, block).min(2) // block
+def _bounds(positions_BT: jax.Array, key_tiles: int, tiles: Tiles) -> tuple[jax.Array, jax.Array]:
+    """Returns keys_B2I and queries_B2J of `Tokens`: no query sees a key before the place where its positions begin, nor
+    one after its own, or in an encoder after the last of its segment."""
+    block, (B, T) = tiles.block, positions_BT.shape
+    query_tiles = T // block
+    begins_BT = jnp.where(positions_BT >= 0, jnp.arange(T)[None] - positions_BT, NO_WINDOW)
+    by_tile_BIX = begins_BT.reshape(B, query_tiles, block)
+    first_BI = by_tile_BIX.min(2) // block
+    if not tiles.causal:  # who sees whom is seen by them, too
+        last_BI = jnp.where(by_tile_BIX < NO_WINDOW, by_tile_BIX, -1).max(2)  # where its last segment begins
+        count_BI = jnp.sum(begins_BT[:, None] <= last_BI[:, :, None], 2, dtype=jnp.int32)
+        met_B2I = jnp.stack([first_BI, -(-count_BI // block)], 1)
+        return met_B2I, met_B2I if query_tiles == key_tiles else jnp.zeros((B, 2, key_tiles), jnp.int32)
     later_BT = jax.lax.cummin(begins_BT, axis=1, reverse=True)  # where the first of all later queries begins
     ends_J = block * (1 + jnp.arange(key_tiles))
     count_BJ = jnp.sum(later_BT[:, None] < ends_J[None, :, None], 2, dtype=jnp.int32)
-    return first_BI, -(-count_BJ // block)
+    own_I, own_J = jnp.arange(query_tiles), jnp.arange(key_tiles)
+    keys_B2I = jnp.stack([first_BI, jnp.broadcast_to(jnp.minimum(own_I + 1, key_tiles), first_BI.shape)], 1)
+    begin_BJ = jnp.broadcast_to(jnp.minimum(own_J, query_tiles), count_BJ.shape)
+    return keys_B2I, jnp.stack([begin_BJ, -(-count_BJ // block)], 1)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -213,11 +234,12 @@ def _visited(tiles: Tiles, mask: AttentionMask, T: int, S: int) -> int:
     """Returns about how many pairs of a query and a key tiles visit in a row, in the mean of the layers."""
     if not tiles.in_order:
         return T * S
-    whole = T * min(T + tiles.block, 2 * S) // 2
+    whole = T * min(T + tiles.block, 2 * S) // 2 if tiles.causal else T * S
     width = next((width for width in mask.widths if width is not None), None)
     if width is None:
         return whole
-    return round(mask.narrow * min(whole, T * (width + tiles.block)) + (1 - mask.narrow) * whole)
+    reach = width if tiles.causal else 2 * width - 1
+    return round(mask.narrow * min(whole, T * (reach + tiles.block)) + (1 - mask.narrow) * whole)
 
 
 @contextlib.contextmanager
@@ -245,7 +267,7 @@ def make_pair(backend: Backend) -> Pair:
         interpret: bool,
     ) -> Any:
         tiles = _tiles(backend, q_BNTH, k_BKSH, v_BKSU, options, meeting.mask, interpret)
-        tokens = make_tokens(meeting.mask, q_BNTH, k_BKSH, tiles.block, meeting.drawn_BN3)
+        tokens = make_tokens(meeting.mask, q_BNTH, k_BKSH, tiles, meeting.drawn_BN3)
         return tiles, tokens if meeting.bias_NX is None else tokens._replace(bias_NM=spread(meeting.bias_NX, tiles))
 
     def forward(

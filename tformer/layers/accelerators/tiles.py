@@ -18,7 +18,7 @@ class Tiles(NamedTuple):
     causal: bool = False
     window: bool = False  # whether there is one
     prefix: bool = False  # whether some keys are seen by earlier queries, too
-    in_order: bool = False  # no query sees a key whose place is after its own, or a window before
+    in_order: bool = False  # tiles meet where the bounds of `Tokens` and the window, counted in places, let them
     interpret: bool = False
     pairs: int | None = None  # of a query and a key that are visited in a row, for `distributed.costs`; None: all
 
@@ -51,20 +51,14 @@ def scored(
     return jnp.where(seen, scores, MIN), slope
 
 
-def keys_seen(tiles: Tiles, tile: Any, count: Any, window: Any, first: Any) -> tuple[Any, Any]:
-    """Returns the first of `count` tiles of keys that a tile of queries sees, and the one after the last."""
+def met(tiles: Tiles, tile: Any, count: Any, window: Any, first: Any, end: Any) -> tuple[Any, Any]:
+    """Returns the first of `count` tiles of keys that a tile of queries sees, and the one after the last, of those from
+    `first` to `end`; or the tiles of queries that see one of keys."""
     if not tiles.in_order:
         return jnp.int32(0), jnp.int32(count)
     near = lax.div(jnp.maximum(tile * tiles.block - window + 1, 0), tiles.block)
-    return jnp.maximum(first, near), jnp.minimum(tile + 1, count)
-
-
-def queries_seeing(tiles: Tiles, tile: Any, count: Any, window: Any, end: Any) -> tuple[Any, Any]:
-    """Returns the first of `count` tiles of queries that see a tile of keys, and the one after the last."""
-    if not tiles.in_order:
-        return jnp.int32(0), jnp.int32(count)
-    far = lax.div(tile * tiles.block + 2 * tiles.block - 2 + window, tiles.block)  # where the window leaves them
-    return jnp.minimum(tile, count), jnp.minimum(far, end)
+    far = lax.div(tile * tiles.block + 2 * tiles.block - 2 + window, tiles.block)
+    return jnp.maximum(first, near), jnp.minimum(end, far)
 
 
 class Drop(NamedTuple):

@@ -147,12 +147,12 @@ def _call(
     in_specs: list[Any] = [spec(x, own) for x, own in zip(inputs, ('queries', 'keys', 'keys'), strict=True)]
     in_specs += [token_spec(tokens.queries_B2T, 'queries'), token_spec(tokens.keys_B3S, 'keys')]
     in_specs += [pl.BlockSpec((1,), lambda b, n, tile: (0,))]
-    in_specs += [pl.BlockSpec((None, 1), lambda b, n, tile: (b, tile))]
+    in_specs += [pl.BlockSpec((None, 2, 1), lambda b, n, tile: (b, 0, tile))]
     drawn_spec = None if tokens.drawn_BN3 is None else pl.BlockSpec((None, None, 3), lambda b, n, tile: (b, n, 0))
     bias = tokens.bias_NM
     bias_spec = None if bias is None else pl.BlockSpec((None, *bias.shape[1:]), lambda b, n, tile: (n, 0, 0, 0))
     in_specs += [drawn_spec, bias_spec, *(spec(x, 'queries') for x in kept)]
-    read = *tokens[:3], tokens.first_BI if by == 'queries' else tokens.end_BJ, tokens.drawn_BN3, bias
+    read = *tokens[:3], tokens.keys_B2I if by == 'queries' else tokens.queries_B2J, tokens.drawn_BN3, bias
 
     def run(out_shape: Any) -> Any:
         call = pl.pallas_call(

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from tformer.layers.accelerators.tiles import Drop, Tiles, keys_seen, queries_seeing, scored
+from tformer.layers.accelerators.tiles import Drop, Tiles, met, scored
 from tformer.layers.kernels import MIN
 
 
@@ -41,7 +41,7 @@ def _drop(tiles: Tiles, drawn: Any) -> Drop:
 
 
 def forward(
-    tiles: Tiles, q: Any, k: Any, v: Any, queries: Any, keys: Any, window: Any, first: Any, drawn: Any, bias: Any,
+    tiles: Tiles, q: Any, k: Any, v: Any, queries: Any, keys: Any, window: Any, bounds: Any, drawn: Any, bias: Any,
     out: Any, lse: Any,
 ) -> None:  # fmt: skip
     q_tile, own, width, block = q[...], (queries[0, :], queries[1, :]), window[0], tiles.block
@@ -58,7 +58,7 @@ def forward(
         sums = sums * fade[:, None] + _dot(drop(weights, tile, j).astype(values.dtype), values)
         return higher, total * fade + weights.sum(1), sums
 
-    begin, end = keys_seen(tiles, tile, count, width, first[0])
+    begin, end = met(tiles, tile, count, width, bounds[0, 0], bounds[1, 0])
     start = jnp.full((block,), MIN), jnp.zeros(block), jnp.zeros((block, v.shape[1]))
     top, total, sums = jax.lax.fori_loop(begin, end, body, start)
     seen = top > MIN  # else what was added is not what a query sees
@@ -68,7 +68,7 @@ def forward(
 
 
 def backward_queries(
-    tiles: Tiles, q: Any, k: Any, v: Any, queries: Any, keys: Any, window: Any, first: Any, drawn: Any, bias: Any,
+    tiles: Tiles, q: Any, k: Any, v: Any, queries: Any, keys: Any, window: Any, bounds: Any, drawn: Any, bias: Any,
     *kept_and_out: Any,
 ) -> None:  # fmt: skip
     lse, delta, dout, dq = kept_and_out
@@ -85,13 +85,13 @@ def backward_queries(
         _, _, dproducts = _gradients(scores, lse_tile, delta_tile, dweights)
         return sums + _dot(dproducts.astype(k_tile.dtype), k_tile)
 
-    begin, end = keys_seen(tiles, tile, count, width, first[0])
+    begin, end = met(tiles, tile, count, width, bounds[0, 0], bounds[1, 0])
     sums = jax.lax.fori_loop(begin, end, body, jnp.zeros(q_tile.shape))
     dq[...] = sums.astype(dq.dtype)
 
 
 def backward_keys(
-    tiles: Tiles, q: Any, k: Any, v: Any, queries: Any, keys: Any, window: Any, end: Any, drawn: Any, bias: Any,
+    tiles: Tiles, q: Any, k: Any, v: Any, queries: Any, keys: Any, window: Any, bounds: Any, drawn: Any, bias: Any,
     *kept_and_out: Any,
 ) -> None:  # fmt: skip
     lse, delta, dout, *out = kept_and_out
@@ -110,8 +110,8 @@ def backward_keys(
         dk, dv = sums
         return dk + _dot(dproducts.astype(q_tile.dtype).T, q_tile), dv + _dot(used.T, dout_tile)
 
-    begin, last = queries_seeing(tiles, tile, q.shape[0] // block, width, end[0])
-    dk, dv = jax.lax.fori_loop(begin, last, body, (jnp.zeros(k_tile.shape), jnp.zeros(v_tile.shape)))
+    begin, end = met(tiles, tile, q.shape[0] // block, width, bounds[0, 0], bounds[1, 0])
+    dk, dv = jax.lax.fori_loop(begin, end, body, (jnp.zeros(k_tile.shape), jnp.zeros(v_tile.shape)))
     for ref, x in zip(out, (dk, drop.scaled(dv)), strict=True):
         ref[...] = x.astype(ref.dtype)
 
@@ -126,7 +126,8 @@ def backward_bias(
     apart = pl.program_id(2) + 1 - keys_count  # how many tiles the queries are behind the keys
     begin, end = jnp.maximum(apart, 0), jnp.minimum(queries_count, keys_count + apart)
     if tiles.in_order:
-        unseen = (apart < 0) | ((apart - 1) * block + 1 >= width)
+        unseen = (jnp.abs(apart) - 1) * block + 1 >= width
+        unseen = unseen | (apart < 0) if tiles.causal else unseen
         end = jnp.where(unseen, begin, end)
 
     def row(b: Any, sums: jax.Array) -> jax.Array:
