@@ -131,6 +131,13 @@ def test_tiles_that_no_query_sees_are_left_out(name):
         np.testing.assert_array_equal(np.asarray(found_B2I)[:, 1][meets_BI], last_BI[meets_BI])
 
 
+@pytest.mark.parametrize('kernel', ['mosaic', 'triton'])
+def test_the_keys_of_another_sequence_are_all_visited(kernel):
+    case = Case(causal=False, across=True, lengths=(140, 260), heads=(2, 1))
+    assert not tiled_attention._in_order(make_mask(case)[0])
+    assert_near(run(KERNELS[kernel], case), run(by_array, case))
+
+
 @pytest.mark.parametrize('name', ['a window in several blocks', 'encoder, window in several blocks'])
 def test_tiles_beyond_the_window_are_left_out(name):
     mask, _ = make_mask(CASES[name])

@@ -105,8 +105,9 @@ def _operations(run: DryRun) -> list[str]:
     done = sum(work.flops * work.times for work in run.works)
     lines = ['operations', f'  {"products, one device":<30} {done:>14.4g}']
     if run.asked:
-        share = f'  {run.asked / (done * run.mesh.size):.0%} of those computed' if done else ''
-        lines.append(f'  {"model FLOPs, all devices":<30} {run.asked:>14.4g}{share}')
+        share = run.asked / (done * run.mesh.size) if done else 0.0
+        said = f'  {share:.0%} of those computed' * (share > 0) + ', with all pairs that masks hide' * (share > 1)
+        lines.append(f'  {"model FLOPs, all devices":<30} {run.asked:>14.4g}{said}')
     return lines
 
 
