@@ -47,7 +47,7 @@ FLAGS = {
     'decode': ('bool', False, 'compile the prefill and the decode step instead of the train step'),
     'json': ('bool', False, 'print the compiled programs alone, one JSON object a line'),
 }
-ENVIRONMENT = {'TF_CPP_MIN_LOG_LEVEL': '2'}  # XLA reads it when JAX is imported
+ENVIRONMENT = {'TF_CPP_MIN_LOG_LEVEL': '3'}  # XLA reads it when JAX is imported; refusals are raised
 
 
 def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) -> None:

@@ -41,7 +41,7 @@ FLAGS = {
     'most': ('int', 8, 'how many meshes to compile'),
     'jobs': ('int', None, 'how many are compiled at a time; default: one for each core'),
 }
-ENVIRONMENT = {'TF_CPP_MIN_LOG_LEVEL': '2'}
+ENVIRONMENT = {'TF_CPP_MIN_LOG_LEVEL': '3'}
 
 REMATS = (None, 'dots', 'full')  # what is kept for the backward pass, from the most
 UNROLLED = {'gpu': 48, 'tpu': 16}  # layers of a device that are compiled one by one at most, by platform
