@@ -1,6 +1,7 @@
 """Products with kernels: in two dtypes, of sizes that suit a GPU, and low-rank adapters merged into their kernels."""
 
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -39,7 +40,7 @@ def products(jaxpr):
     for each in jaxpr.eqns:
         if each.primitive.name == 'dot_general':
             found.append([(x.aval.dtype, x.aval.shape) for x in each.invars])
-        for inner in jax.core.jaxprs_in_params(each.params):
+        for inner in jax.extend.core.jaxprs_in_params(each.params):
             found += products(inner)
     return found
 
