@@ -98,6 +98,10 @@ def test_rows_of_several_examples_are_said_to_be_of_the_kernel_that_computes_the
     assert described(model, 'gpu', packed=True) == 'attention by triton (cudnn does not serve packed rows)'
     prefixed = described(model, 'gpu', packed=False, prefix=True)
     assert prefixed == 'attention by triton (cudnn does not serve a prefix)'
+    encoder = dataclasses.replace(model, family='encoder', attention_pattern=('local',), window=4)
+    assert (
+        described(encoder, 'gpu', packed=False) == 'attention by triton (cudnn does not serve a window of an encoder)'
+    )
 
 
 def test_a_prefix_beside_a_window_is_said_to_be_of_the_kernel_that_computes_it():

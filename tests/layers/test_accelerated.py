@@ -131,6 +131,23 @@ def test_tiles_that_no_query_sees_are_left_out(name):
         np.testing.assert_array_equal(np.asarray(found_B2I)[:, 1][meets_BI], last_BI[meets_BI])
 
 
+@pytest.mark.parametrize('causal', [True, False])
+@pytest.mark.parametrize('kernel', ['mosaic', 'triton'])
+def test_examples_may_begin_at_any_position(kernel, causal):
+    """As a piece from the middle of a document does."""
+    case = Case(causal=causal, lengths=(384, 384), heads=(2, 1))
+    (mask, _), own = make_mask(case), np.arange(384) >= 100
+    positions = jnp.asarray(np.where(own, 700, 0) + np.arange(384) - 100 * own)[None]
+    segments = jnp.asarray(1 + own.astype(np.int32))[None]
+    arrays = (jnp.broadcast_to(x.astype(jnp.int32), (2, 384)) for x in (positions, positions, segments, segments))
+    mask = mask.replace(**dict(zip(
+        ('query_positions_BT', 'key_positions_BS', 'query_segments_BT', 'key_segments_BS'), arrays, strict=True
+    )))  # fmt: skip
+    given, options = make(case), ScoreOptions(0.25)
+    found = KERNELS[kernel](given['q'], given['k'], given['v'], mask, options)
+    np.testing.assert_allclose(found, by_array(given['q'], given['k'], given['v'], mask, options), atol=1e-5)
+
+
 @pytest.mark.parametrize('kernel', ['mosaic', 'triton'])
 def test_the_keys_of_another_sequence_are_all_visited(kernel):
     case = Case(causal=False, across=True, lengths=(140, 260), heads=(2, 1))

@@ -64,3 +64,17 @@ def test_what_a_machine_cannot_hold_is_refused_before_a_step(monkeypatch, progra
         what = 'the parameters, their gradients and the state' if 'loss_chunk' in train else r'logits of a step \(.*\)'
         with pytest.raises(errors.UserError, match=rf'{what}.* need 0.0 GiB of memory, and this machine has 0.0'):
             check(size - 2, **train)
+
+
+def test_an_axis_that_splits_no_parameter_is_told_with_the_nearest_that_does() -> None:
+    def told(**mesh: object) -> str:
+        config = override(CONFIG, {f'mesh.{name}': value for name, value in {'data': 1, **mesh}.items()})
+        config = override(config, {'model.emb_dim': 12})
+        return make_program(config, dummy_batch.random_batch(config)).unsplit
+
+    assert told(fsdp=8) == (
+        'mesh.fsdp=8 splits no parameter, as it does not divide model.emb_dim=12; nearest that does and divides the 8 '
+        'devices: 4'
+    )
+    assert told(fsdp=4) == told(fsdp=8, rules='tp') == told() == ''
+    assert told(fsdp=8, overrides=('mlp=fsdp',)) == '', 'they split another axis by it'

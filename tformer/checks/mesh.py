@@ -5,7 +5,6 @@ import math
 from tformer.checks.conditions import require, require_divisor, require_multiple
 from tformer.checks.model import whole_batch
 from tformer.config import AXES, Config
-from tformer.distributed import sharding
 
 
 def check_mesh(config: Config) -> None:
@@ -28,15 +27,7 @@ def check_mesh(config: Config) -> None:
     )
     if mesh.expert > 1:
         require_divisor('mesh.expert', mesh.expert, 'model.num_experts', model.num_experts or 1)
-    check_split(config, max(mesh.fsdp, 1))
     _check_pipeline(config)
-
-
-def check_split(config: Config, fsdp: int) -> None:
-    """Raises a `UserError` where an axis `fsdp` of this size would leave nearly all parameters whole."""
-    if 'fsdp' in (dict(sharding.make_rules(config.mesh))['embed'] or ()):
-        cost = '; else each device holds all parameters'
-        require_divisor('mesh.fsdp', fsdp, 'model.emb_dim', config.model.emb_dim, cost)
 
 
 def _check_pipeline(config: Config) -> None:

@@ -222,8 +222,7 @@ def answer_place(examples: Examples, index: int, first: int, last: int, question
     question = min(len(examples.of('second_text', index)), question_length)
     template = examples.template
     context = len(template.front) + question + len(template.between) - examples.spans[index][1]
-    begins, ends = (examples.of(column, index) for column in ('token_begins', 'token_ends'))
-    return int(begins[first - context]), int(ends[last - context])
+    return int(examples.of('begins', index)[first - context]), int(examples.of('ends', index)[last - context])
 
 
 class Row(NamedTuple):

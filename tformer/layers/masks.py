@@ -94,7 +94,7 @@ class AttentionMask(flax.struct.PyTreeNode):
         return Sight(reach, 0 if self.causal else reach)
 
     @property
-    def layers(self) -> dict[int | None, float]:
+    def shares_by_width(self) -> dict[int | None, float]:
         """The widths that the window has in some layers, and in which share of them."""
         if self.window is None or len(self.widths) == 1:
             return {None if self.window is None else self.widths[0]: 1.0}
@@ -106,14 +106,14 @@ class AttentionMask(flax.struct.PyTreeNode):
 
         def branch(width: int | None) -> Callable[[], jax.Array]:
             def attended() -> jax.Array:
-                with hlo.share(self.layers[width]):
+                with hlo.share(self.shares_by_width[width]):
                     return attend(self.sight(width))
 
             return attended
 
-        if len(self.layers) == 1:
-            return attend(self.sight(*self.layers))
-        width, _ = self.layers
+        if len(self.shares_by_width) == 1:
+            return attend(self.sight(*self.shares_by_width))
+        width, _ = self.shares_by_width
         found: jax.Array = jax.lax.cond(self.window == width, branch(width), branch(None))
         return found
 

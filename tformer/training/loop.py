@@ -11,6 +11,7 @@ import jax
 from tformer.config import Config
 from tformer.data.batches import pipeline
 from tformer.data.batches.packing import BATCHING
+from tformer.data.examples.example_formats import format_of
 from tformer.data.examples.special_tokens import marks_prefix
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.distributed import meshes, processes, sharding
@@ -95,7 +96,8 @@ def train(
         progress = writers.Progress(data.config.train.num_steps or 0, last or 0)
         contexts.callback(progress.close)
         contexts.callback(member.close)  # also when the run fails
-        progress.message(headline(program, data.batches, last or 0))
+        for line in filter(None, (program.unsplit, headline(program, data.batches, last or 0))):
+            progress.message(line)
         if trace is not None:
             trace.check(last or 0, data.config.train.num_steps or 0)
             contexts.callback(trace.close)
@@ -191,7 +193,8 @@ def headline(program: Program, batches: pipeline.Batches, step: int) -> str:
     parameters = f'{number:,} parameters' + (f' ({trainable:,} trainable)' if trainable < number else '')
     resumed = f', resumed at step {step}' if step else ''
     model = program.config.model
-    rows = {'packed': BATCHING[program.config.data.batching].packs, 'prefix': marks_prefix(program.config)}
+    packed = BATCHING[program.config.data.batching].packs or format_of(program.config).several
+    rows = {'packed': packed, 'prefix': marks_prefix(program.config)}
     kernel = kernel_choice.described(model, meshes.jax_platform(program.mesh), **rows)
     attention = f', {kernel}' if model.recurrence is None else ''
     if program.teacher is not None:

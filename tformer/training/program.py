@@ -18,7 +18,6 @@ from flax import linen as nn
 from jax.sharding import Mesh
 
 from tformer import errors
-from tformer.checks.mesh import check_split
 from tformer.config import Config
 from tformer.config.tasks import HEADS, TASKS
 from tformer.distributed import compilers, meshes, sharding
@@ -71,6 +70,20 @@ class Program:
             parts = {name: getattr(self.abstract, name) for name in OFFLOADED}
             found = found.replace(**{name: sharding.on_host(getattr(found, name), x) for name, x in parts.items()})
         return found
+
+    @property
+    def unsplit(self) -> str:
+        """A line that says that the mesh's axis `fsdp` splits no parameter though the rules would; '' where it does."""
+        ways, count, width = self.mesh.shape['fsdp'], self.mesh.size, self.config.model.emb_dim
+        ruled = 'fsdp' in (dict(sharding.make_rules(self.config.mesh))['embed'] or ())
+        if not ruled or any('fsdp' in str(x.spec) for x in jax.tree.leaves(self.device_shardings.params)):
+            return ''
+        sizes = [size for size in range(1, count + 1) if count % size == 0 and width % size == 0]
+        nearest = min(sizes, key=lambda size: abs(size - ways))
+        return (
+            f'mesh.fsdp={ways} splits no parameter, as it does not divide model.emb_dim={width}; nearest that does and '
+            f'divides the {count} devices: {nearest}'
+        ) * (ways > 1)
 
     @functools.cached_property
     def abstract_state(self) -> TrainState:
@@ -182,11 +195,9 @@ def make_program(config: Config, batch: Mapping[str, Any], mesh: Mesh | None = N
     devices.
 
     Raises:
-      UserError: the optimizer's fields name parameters that the model does not have, the mesh does not divide them, or
-        the teacher does not fit.
+      UserError: the optimizer's fields name parameters that the model does not have, or the teacher does not fit.
     """
     mesh = meshes.make_mesh(config.mesh) if mesh is None else mesh
-    check_split(config, mesh.shape['fsdp'])
     model, objective = build(config.model), OBJECTIVES[config.train.objective]
     row = {name: jax.ShapeDtypeStruct((1, *x.shape[1:]), x.dtype) for name, x in batch.items()}
     names = logical_names(model, objective, row)

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -158,6 +159,8 @@ def compile_program(name: str, config: Config, target: Target) -> DryRun:
         if target.jax_platform == 'gpu' and kernel == 'cudnn':
             devices.find_cudnn()
         program = make_program(config, batch, mesh)
+        if name == TRAIN_STEP and program.unsplit:
+            print(program.unsplit, file=sys.stderr, flush=True)
         state = program.abstract_state
         traced, held = PROGRAMS[name](program, state, batch)
         began = time.perf_counter()

@@ -138,7 +138,7 @@ class ExampleFormat:
     @property
     def several(self) -> bool:
         """Whether an example is several texts that do not see each other."""
-        return 'ends' in self.encoding.whole
+        return self.cut in (spans.several, spans.twice)
 
 
 _MASKS = ('mask_rate', 'mask_unit', 'mask_keep', 'mask_random', 'mask_copies')

@@ -22,8 +22,7 @@ from tformer.errors import UserError, nearest
 
 _AT_ONCE = 2000  # records that are tokenised together,
 _TEXT_AT_ONCE = 1 << 22  # unless their texts have so many characters before
-# former names of columns: with them old checkpoints know their data again
-_KEY_NAMES = {'second_text': 'others', 'token_begins': 'begins', 'token_ends': 'ends'}
+_KEY_NAMES = {'second_text': 'others'}  # former names of columns: with them old checkpoints know their data again
 
 Rows = Sequence[Sequence[float]]
 
@@ -235,8 +234,8 @@ def _first_of_words(words: Sequence[str], starts: np.ndarray, stops: np.ndarray)
 
 def answers(records: Sequence[Record], tokenizers: Tokenizers) -> Encoded:
     """Encodes the context as `tokens`, and the first and last token of the first answer, if there is one, as `answer`.
-    `token_begins` and `token_ends` are the characters of each token in the normalised context."""
-    columns: dict[str, list[Sequence[float]]] = {'tokens': [], 'token_begins': [], 'token_ends': [], 'answer': []}
+    `begins` and `ends` are the characters of each token in the normalised context."""
+    columns: dict[str, list[Sequence[float]]] = {'tokens': [], 'begins': [], 'ends': [], 'answer': []}
     contexts = tokenizers.target.encode_with_offsets([record['context'] for record in records])
     for record, (tokens, begins, ends) in zip(records, contexts, strict=True):
         answer: list[int] = []
@@ -283,4 +282,4 @@ CHOICES = Encoding(
 )  # fmt: skip
 PREFERENCES = dataclasses.replace(TEXTS, name='preferences')
 SINGLE = Encoding('single', {'tokens': 'text'}, functools.partial(several, 'text'), whole=('ends',))
-ANSWERS = Encoding('answers', _QUESTION, answers, whole=('token_begins', 'token_ends', 'answer'))
+ANSWERS = Encoding('answers', _QUESTION, answers, whole=('begins', 'ends', 'answer'))

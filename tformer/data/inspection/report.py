@@ -98,7 +98,8 @@ def lengths(config: Config, splits: Mapping[str, Batches]) -> list[str]:
         around = (data.start, data.end, data.separator)[:num_specials]
         beside = len(data.source_start + data.source_end) if column == 'sources' else sum(map(len, around))
         beside = -1 if num_specials is None else beside
-        sizes = np.concatenate([_sizes(part.examples.columns, column, beside) for part in batches.parts])
+        several = column == 'tokens' and format_of(config).several
+        sizes = np.concatenate([_sizes(part.examples.columns, column, beside, several) for part in batches.parts])
         percentiles = (f'{value:,.0f}' for value in (*np.percentile(sizes, (50, 90, 99)), sizes.max()))
         over = share((sizes > limit).sum(), len(sizes))
         cells.append((f'{split} {field}', f'{sizes.mean():,.1f}', *percentiles, limit, over))
@@ -109,9 +110,9 @@ def lengths(config: Config, splits: Mapping[str, Batches]) -> list[str]:
     return table(('', 'mean', '50 %', '90 %', '99 %', 'longest', 'limit', 'over limit'), cells) + bars
 
 
-def _sizes(columns: Mapping[str, Ragged], column: str, beside: int) -> np.ndarray:
-    """Returns the tokens of each record in a column, with `beside` special ones around each of its texts."""
-    texts = columns['ends'].lengths if column == 'tokens' and 'ends' in columns else 1
+def _sizes(columns: Mapping[str, Ragged], column: str, beside: int, several: bool) -> np.ndarray:
+    """Returns the tokens of each record in a column, with `beside` special ones around its text or each of several."""
+    texts = columns['ends'].lengths if several else 1
     return columns[column].lengths + beside * texts
 
 

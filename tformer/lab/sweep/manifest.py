@@ -70,6 +70,15 @@ def claim(base: Config, trials: Sequence[Trial], home: pathlib.Path, arguments: 
         atomic.write(home / COMMAND, shlex.join(['tformer', 'sweep', *arguments]) + '\n')
 
 
+def _lists(trials: Sequence[Trial], home: pathlib.Path) -> bool:
+    """Returns whether the list has all of these trials; not if it cannot be read."""
+    try:
+        listed = {entry['directory'] for entry in json_files.read(home / LIST)['trials']}
+    except (UserError, OSError, LookupError, TypeError):
+        return False
+    return all(trial.directory in listed for trial in trials)
+
+
 def _dropped(trials: Sequence[Trial], home: pathlib.Path) -> list[dict[str, Any]]:
     """Returns the entries of the list that are of none of these trials; [] if it cannot be read."""
     kept = {trial.directory for trial in trials}
@@ -114,9 +123,10 @@ def enter(
             silent = not any(map(held.is_alive, others)) and time.monotonic() - began <= leases.PATIENCE + 1
             waits = is_other or (bool(others) and silent and not joins and _has_failed(trials, home))
             if decides and not waits:
-                if others:  # whose list stays: they may have drawn more since these trials were listed
+                if others and _lists(trials, home):  # it stays: more may have been drawn since
                     check(trials, home)
-                    add(base, trials, home)
+                    for trial in trials:
+                        _state(trial, home)
                 else:
                     claim(base, trials, home, arguments)
                 return _session(trials, held, joins, bool(others))

@@ -159,20 +159,16 @@ def _bounds(positions_BT: jax.Array, key_tiles: int, tiles: Tiles) -> tuple[jax.
     block, (B, T) = tiles.block, positions_BT.shape
     query_tiles = T // block
     begins_BT = jnp.where(positions_BT >= 0, jnp.arange(T)[None] - positions_BT, NO_WINDOW)
-    by_tile_BIX = begins_BT.reshape(B, query_tiles, block)
-    first_BI = by_tile_BIX.min(2) // block
-    if not tiles.causal:  # who sees whom is seen by them, too
-        last_BI = jnp.where(by_tile_BIX < NO_WINDOW, by_tile_BIX, -1).max(2)  # where its last segment begins
-        count_BI = jnp.sum(begins_BT[:, None] <= last_BI[:, :, None], 2, dtype=jnp.int32)
-        met_B2I = jnp.stack([first_BI, -(-count_BI // block)], 1)
-        return met_B2I, met_B2I if query_tiles == key_tiles else jnp.zeros((B, 2, key_tiles), jnp.int32)
+    first_BI = begins_BT.reshape(B, query_tiles, block).min(2) // block
     later_BT = jax.lax.cummin(begins_BT, axis=1, reverse=True)  # where the first of all later queries begins
     ends_J = block * (1 + jnp.arange(key_tiles))
-    count_BJ = jnp.sum(later_BT[:, None] < ends_J[None, :, None], 2, dtype=jnp.int32)
+    end_BJ = -(-jnp.sum(later_BT[:, None] < ends_J[None, :, None], 2, dtype=jnp.int32) // block)
     own_I, own_J = jnp.arange(query_tiles), jnp.arange(key_tiles)
+    if not tiles.causal and query_tiles == key_tiles:  # who sees whom is seen by them, too
+        return (met_B2I := jnp.stack([first_BI, end_BJ], 1)), met_B2I
     keys_B2I = jnp.stack([first_BI, jnp.broadcast_to(jnp.minimum(own_I + 1, key_tiles), first_BI.shape)], 1)
-    begin_BJ = jnp.broadcast_to(jnp.minimum(own_J, query_tiles), count_BJ.shape)
-    return keys_B2I, jnp.stack([begin_BJ, -(-count_BJ // block)], 1)
+    begin_BJ = jnp.broadcast_to(jnp.minimum(own_J, query_tiles), end_BJ.shape)
+    return keys_B2I, jnp.stack([begin_BJ, end_BJ], 1)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))

@@ -161,7 +161,7 @@ def _meetings(q_BNTH: jax.Array, keys: Any, mask: AttentionMask, heads: ByHead, 
     T, S = q_BNTH.shape[2] // HALVES, k_BKSH.shape[2] // HALVES
     order = zigzag(HALVES * count, count) if mask.order == 'zigzag' else np.arange(HALVES * count)
     bounded = mask.static and mask.prefix_BS is None
-    here: Any = next(iter(mask.layers)) if len(mask.layers) == 1 else mask.window
+    own_width: Any = next(iter(mask.shares_by_width)) if len(mask.shares_by_width) == 1 else mask.window
 
     def meets(offset: Any, width: Any) -> Any:
         """Whether a query may see a key of blocks so far apart in a window of this width."""
@@ -172,7 +172,7 @@ def _meetings(q_BNTH: jax.Array, keys: Any, mask: AttentionMask, heads: ByHead, 
             seen &= offset - (S - 1) <= sight.before
         return seen
 
-    shares = _shares(order, count, mask.layers, lambda own, other, width: meets(own * T - other * S, width))
+    shares = _shares(order, count, mask.shares_by_width, lambda own, other, width: meets(own * T - other * S, width))
     for a in range(HALVES):
         for b in range(HALVES):
             own = jnp.asarray(order)[index * HALVES + a]
@@ -192,15 +192,15 @@ def _meetings(q_BNTH: jax.Array, keys: Any, mask: AttentionMask, heads: ByHead, 
             bias = None
             if bias_1NX is not None:
                 bias = jax.lax.dynamic_slice_in_dim(bias_1NX[0], _first(offset, S), T + S - 1, axis=1)
-            yield a, b, (meets(offset, here), float(shares[a, b])), Meeting(part, offset, drawn, bias)
+            yield a, b, (meets(offset, own_width), float(shares[a, b])), Meeting(part, offset, drawn, bias)
 
 
 def _shares(
     order: np.ndarray, count: int, layers: Mapping[int | None, float], meets: Callable[[Any, Any, Any], Any]
 ) -> np.ndarray:
     """Returns in which share of the turns each half of a device's queries meets each half of the keys that are there,
-    [HALVES, HALVES], in the mean of the devices and of `AttentionMask.layers`; in each turn devices wait for the one
-    that meets most."""
+    [HALVES, HALVES], in the mean of the devices and of the layers, as `AttentionMask.shares_by_width` has them; in each
+    turn devices wait for the one that meets most."""
     indices, turns, a, b = np.meshgrid(*map(np.arange, (count, count, HALVES, HALVES)), indexing='ij')
     own, other = order[indices * HALVES + a], order[(indices - turns) % count * HALVES + b]
     total = np.zeros((HALVES, HALVES))
