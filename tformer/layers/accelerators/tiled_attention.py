@@ -165,7 +165,8 @@ def _bounds(positions_BT: jax.Array, key_tiles: int, tiles: Tiles) -> tuple[jax.
     end_BJ = -(-jnp.sum(later_BT[:, None] < ends_J[None, :, None], 2, dtype=jnp.int32) // block)
     own_I, own_J = jnp.arange(query_tiles), jnp.arange(key_tiles)
     if not tiles.causal and query_tiles == key_tiles:  # who sees whom is seen by them, too
-        return (met_B2I := jnp.stack([first_BI, end_BJ], 1)), met_B2I
+        met_B2I = jnp.stack([first_BI, end_BJ], 1)
+        return met_B2I, met_B2I
     keys_B2I = jnp.stack([first_BI, jnp.broadcast_to(jnp.minimum(own_I + 1, key_tiles), first_BI.shape)], 1)
     begin_BJ = jnp.broadcast_to(jnp.minimum(own_J, query_tiles), end_BJ.shape)
     return keys_B2I, jnp.stack([begin_BJ, end_BJ], 1)
