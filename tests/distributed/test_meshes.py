@@ -41,12 +41,14 @@ def test_devices_without_such_a_layout_are_refused_in_a_line(monkeypatch):
         meshes.make_mesh(Mesh(data=2, tensor=4))
 
 
-def test_devices_that_are_no_torus_are_refused_in_a_line(monkeypatch):
+def test_devices_that_form_no_torus_are_refused_in_a_line(monkeypatch):
     def arrange(sizes, devices, axis):
         raise AssertionError('jax_devices=[...] dims=(2, 2, 1)')
 
     monkeypatch.setattr(meshes, 'arrange', arrange)
-    with pytest.raises(UserError, match=r'^mesh\.data=3: the first 3 of 8 devices are no torus .* takes all of them$'):
+    with pytest.raises(
+        UserError, match=r'^mesh\.data=3: the first 3 of 8 devices do not form a torus; .* takes all of them$'
+    ):
         meshes.make_mesh(Mesh(data=3))
 
 

@@ -46,8 +46,8 @@ def make_mesh(config: config_lib.Mesh, devices: Sequence[jax.Device] | None = No
     sizes = [len(devices) // known if size == -1 else size for size in sizes]
     try:
         laid_out = arrange(sizes, devices[: int(np.prod(sizes))], AXES.index(config.dcn_axis))
-    except AssertionError as error:  # of JAX, where the first ones fill no box of a torus
-        first = f'the first {math.prod(sizes)} of {len(devices)} devices are no torus of their own'
+    except AssertionError as error:  # JAX lays out whole boxes of a torus alone
+        first = f'the first {math.prod(sizes)} of {len(devices)} devices do not form a torus'
         raise errors.UserError(f'{asked}: {first}; an axis of -1 takes all of them') from error
     except (ValueError, NotImplementedError) as error:
         raise errors.UserError(f'{asked}: {str(error).splitlines()[0]}') from error

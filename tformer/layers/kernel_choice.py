@@ -104,13 +104,10 @@ def described(cfg: Model, platform: str, *, packed: bool, prefix: bool = False, 
     picked, asked, best = pick(cfg, platform, drops), needs(cfg, drops), BEST.get(platform, ())
     faster = best[: best.index(picked)] if picked in best and cfg.attention_kernel == AUTO else ()
     why = [f'{name} does not serve {", ".join(_missing(KERNELS[name], asked, platform))}' for name in faster]
-    unknown = {
-        'packed rows': packed,
-        'a prefix': prefix,
-        'a window of an encoder': cfg.window and cfg.family == 'encoder',
-    }
-    if picked == 'cudnn' and any(unknown.values()):
-        picked, why = 'triton', [f'cudnn does not serve {next(name for name, there in unknown.items() if there)}']
+    windowed = cfg.window is not None and cfg.family == 'encoder'
+    unknown = ['packed rows'] * packed + ['a prefix'] * prefix + ['a window of an encoder'] * windowed
+    if picked == 'cudnn' and unknown:
+        picked, why = 'triton', [f'cudnn does not serve {unknown[0]}']
     if picked == 'flash' and prefix and cfg.window is not None:
         picked, why = 'mosaic', ['flash does not serve a prefix beside a window']
     return f'attention by {picked}' + f' ({"; ".join(why)})' * bool(why)

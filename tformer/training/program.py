@@ -76,14 +76,14 @@ class Program:
         """A line that says that the mesh's axis `fsdp` splits no parameter though the rules would; '' where it does."""
         ways, count, width = self.mesh.shape['fsdp'], self.mesh.size, self.config.model.emb_dim
         ruled = 'fsdp' in (dict(sharding.make_rules(self.config.mesh))['embed'] or ())
-        if not ruled or any('fsdp' in str(x.spec) for x in jax.tree.leaves(self.device_shardings.params)):
+        if ways == 1 or not ruled or any('fsdp' in str(x.spec) for x in jax.tree.leaves(self.device_shardings.params)):
             return ''
         sizes = [size for size in range(1, count + 1) if count % size == 0 and width % size == 0]
         nearest = min(sizes, key=lambda size: abs(size - ways))
         return (
             f'mesh.fsdp={ways} splits no parameter, as it does not divide model.emb_dim={width}; nearest that does and '
             f'divides the {count} devices: {nearest}'
-        ) * (ways > 1)
+        )
 
     @functools.cached_property
     def abstract_state(self) -> TrainState:
