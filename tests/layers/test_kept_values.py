@@ -5,9 +5,11 @@ import re
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 from comparing import relative
-from tformer.layers.parallel.kept_values import keep_what_follows
+from tformer.layers.parallel.kept_values import Kept
 
 TURNS, B, D = 11, 3, 6
 CAST, MASK, INNER, WIDE, PRODUCT, DRAWN = 13, 17, 19, 23, 29, 31  # widths of what one turn computes, which name it
@@ -26,6 +28,18 @@ def body(x_BD, fixed):
     kept = jax.random.bernoulli(jax.random.fold_in(key, turn), 0.5, (D, DRAWN))
     drawn = jnp.where(kept, weights['drawn'], 0.0)
     return x_BD + h + jnp.sin(x_BD @ drawn) @ drawn.T
+
+
+def kept_of(function):
+    """The function with the two passes of `Kept` as its gradient."""
+    passes, whole = Kept(function, (False, False, False, True)), jax.custom_vjp(function)
+
+    def forward(x, fixed):
+        y, kept = passes.forward(x, fixed)
+        return y, (fixed, kept)
+
+    whole.defvjp(forward, lambda residuals, dy: passes.backward(*residuals, dy))
+    return whole
 
 
 def arguments():
@@ -55,13 +69,13 @@ def kept_shapes(function):
 def test_gradients_are_those_of_the_function():
     found, expected = (
         jax.jit(jax.value_and_grad(lambda *each, of=of: total(of, *each), (0, 1)))(*arguments())
-        for of in (keep_what_follows(body), body)
+        for of in (kept_of(body), body)
     )
     assert max(jax.tree.leaves(jax.tree.map(relative, found, expected))) < 1e-6
 
 
 def test_what_follows_from_the_carry_is_kept_and_casts_of_weights_and_masks_are_made_again():
-    kept = kept_shapes(keep_what_follows(body))
+    kept = kept_shapes(kept_of(body))
     assert {(B, CAST), (B, MASK), (B, PRODUCT), (B, DRAWN)} <= kept
     again = {(D, CAST), (1, MASK, MASK)}
     assert not kept & again and again <= kept_shapes(body)
@@ -70,9 +84,38 @@ def test_what_follows_from_the_carry_is_kept_and_casts_of_weights_and_masks_are_
 def test_a_checkpoint_inside_holds_which_a_policy_around_it_would_overrule():
     around = jax.checkpoint(body, policy=lambda primitive, *_, **__: primitive.name != 'slice', prevent_cse=False)
     assert (B, INNER) in kept_shapes(around)
-    assert (B, INNER) not in kept_shapes(keep_what_follows(body))
+    assert (B, INNER) not in kept_shapes(kept_of(body))
 
 
 @pytest.mark.parametrize(('shape', 'what'), [((D, PRODUCT), 'products'), ((D, DRAWN), 'random numbers')])
 def test_costly_results_are_not_computed_again(shape, what):
-    assert shape in kept_shapes(keep_what_follows(body)), what
+    assert shape in kept_shapes(kept_of(body)), what
+
+
+def test_each_result_within_a_call_is_kept_or_made_anew_by_itself():
+    """A function on each device: of its results some follow from x, some from weights alone, and two are the same."""
+    mesh = jax.make_mesh((1,), ('data',), axis_types=(AxisType.Auto,), devices=jax.devices()[:1])
+
+    same = jax.custom_vjp(lambda x: x)
+    same.defvjp(lambda x: (same(x), None), lambda _, dy: (dy,))
+
+    def on_device(x_BD, w_DF):
+        left, right = jnp.tanh(w_DF) @ jnp.ones((WIDE, PRODUCT)), jnp.cos(w_DF)
+        return x_BD @ left, x_BD @ right, jnp.sin(x_BD)
+
+    def function(x_BD, fixed):
+        each = jax.shard_map(on_device, mesh=mesh, in_specs=(P('data'), P()), out_specs=P('data'))
+        a, b, h = each(x_BD, fixed[0])
+        h += (same(x_BD) @ fixed[0] + same(x_BD) @ jnp.cos(fixed[0])) @ jnp.ones((WIDE, D))
+        return x_BD + h + a @ jnp.ones((PRODUCT, D)) + jnp.sin(b) @ jnp.ones((WIDE, D))
+
+    weights, x_BD = arguments()
+    fixed = (weights['left'], None, None, None)
+    passes = Kept(function, (False, None, None, None))
+    shapes = [each.shape for each in jax.eval_shape(passes.forward, x_BD, fixed)[1]]
+    assert sorted(shapes) == [(B, D), (B, D), (B, WIDE)], shapes  # x of all products, cos(x), cos(b)
+    found, expected = (
+        jax.grad(lambda x, w, of=of: jnp.sum(jnp.sin(of(x, (w, *fixed[1:])))), (0, 1))(x_BD, fixed[0])
+        for of in (kept_of(function), function)
+    )
+    assert max(jax.tree.leaves(jax.tree.map(relative, found, expected))) < 1e-6

@@ -130,33 +130,34 @@ def test_activations_go_to_the_next_stage_and_parameters_stay_where_they_are():
     assert layers and all(x.sharding.shard_shape(x.shape) == (1, *x.shape[1:]) for x in layers)
 
 
-def test_the_backward_pass_keeps_no_weights_of_a_tick():
-    """A stack of them, one for each tick, would be as many copies of the stage's layers."""
-    D, F, mesh = 6, 77, jax.make_mesh((2,), ('pipeline',), axis_types=(AxisType.Auto,))
-    each, x_BTD = {'in': jnp.ones((8, D, F)), 'out': jnp.ones((8, F, D))}, jnp.ones((4, 3, D))
+def test_the_backward_pass_keeps_activations_of_turns_alone_and_no_weights():
+    """A stack of weights, one for each turn, would be as many copies of the stage's layers."""
+    D, F, mesh = 5, 77, jax.make_mesh((2,), ('pipeline',), axis_types=(AxisType.Auto,))
+    each, x_BTD = {'in': jnp.ones((8, D, F)), 'out': jnp.ones((8, F, D))}, jnp.ones((6, 3, D))
 
     def layer(own, x, side, part):
         own = jax.tree.map(lambda w: w.astype(jnp.bfloat16), own)
         return x + (jnp.tanh(x.astype(jnp.bfloat16) @ own['in']) @ own['out']).astype(jnp.float32)
 
     def total(rounds, each, x_BTD):
-        return pipelined(layer, each, x_BTD, (), sharding.Schedule(4, rounds)).sum()
+        return pipelined(layer, each, x_BTD, (), sharding.Schedule(6, rounds)).sum()
 
     for rounds in (1, 2):
-        ticks = 2 + 4 * rounds - 1
+        turns, ticks = 6 * rounds, 2 + 6 * rounds - 1
         with jax.set_mesh(mesh):
             program = str(jax.make_jaxpr(jax.grad(functools.partial(total, rounds)))(each, x_BTD))
         shapes = re.findall(r'(?:f32|bf16)\[([\d,]+)\]', program)
         kept = {tuple(map(int, shape.split(','))) for shape in shapes}
-        assert any(F in shape and shape[0] in (ticks, 2 * ticks) for shape in kept)  # activations: remat is off
-        assert not [shape for shape in kept if {D, F} <= set(shape) and shape[0] in (ticks, 2 * ticks)]
+        assert (turns, 4 // rounds, 1, 3, F) in kept  # activations: remat is off
+        assert not [shape for shape in kept if {D, F} <= set(shape) and shape[0] in (turns, ticks)]
+        assert not [shape for shape in kept if F in shape and shape[0] == ticks]
 
 
 @pytest.mark.proof
-def test_a_stage_keeps_of_each_tick_what_model_remat_says():
-    """Attention's probabilities of every tick and layer, or not them, or the stream alone."""
+def test_a_stage_keeps_of_each_turn_what_model_remat_says():
+    """Attention's probabilities of every turn and layer, or not them, or the stream alone."""
     mesh_config = Mesh(pipeline=2, data=1)
-    mesh, ticks, layers, each = meshes.make_mesh(mesh_config, jax.devices()[:2]), 2 + 8 - 1, LAYERS // 2, 1
+    mesh, turns, layers, each = meshes.make_mesh(mesh_config, jax.devices()[:2]), 8, LAYERS // 2, 1
     batch = make_batch('causal_lm', rows=8)
 
     def kept(remat):
@@ -169,7 +170,7 @@ def test_a_stage_keeps_of_each_tick_what_model_remat_says():
 
         with sharding.placed(mesh, mesh_config):
             program = str(jax.make_jaxpr(jax.grad(total))(params))
-        found = re.findall(rf'\w+\[{ticks},{layers},([\d,]+)\]', program)
+        found = re.findall(rf'\w+\[{turns},{layers},([\d,]+)\]', program)
         return {tuple(map(int, shape.split(','))) for shape in found}, cfg
 
     (everything, cfg), (without_scores, _), (stream, _) = kept(None), kept('attention'), kept('full')

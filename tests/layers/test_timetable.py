@@ -1,10 +1,11 @@
 """The timetable of a pipeline, played through by hand: parts go from stage to stage, round after round."""
 
+import itertools
+
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
-from tformer.layers.parallel.pipeline_stages import Timetable
+from tformer.layers.parallel.pipeline_turns import Timetable
 
 
 @pytest.mark.parametrize(
@@ -15,19 +16,19 @@ def test_every_part_passes_through_all_layers_in_their_order(stages, parts, roun
     of the blocks that it has passed."""
     table = Timetable(stages, parts, rounds)
     inbox: list = [[] for _ in range(stages)]
-    outputs = []
-    for time in range(stages + table.turns - 1):
+    done, turns = {}, [set() for _ in range(stages)]
+    for time in range(table.ticks):
         sent = []
         for stage in range(stages):
-            round_, part, begins = (int(x) for x in table.at(jnp.array(time), jnp.array(stage)))
-            carried = [part] if begins else inbox[stage]
-            sent.append([*carried, round_ * stages + stage])
+            turn = table.at(jnp.array(time), jnp.array(stage))
+            carried = [int(turn.part)] if turn.begins else inbox[stage]
+            sent.append([*carried, int(turn.round) * stages + stage] if turn.active else [])
+            assert bool(turn.active) == (stage <= time < stage + table.turns)
+            turns[stage] |= {(int(turn.number), int(turn.round), int(turn.part))}
+        if turn.active:
+            done[int(turn.part)] = sent[-1]
         inbox = [sent[-1], *sent[:-1]] if rounds > 1 else [[], *sent[:-1]]
-        outputs.append(sent[-1])
-    done = {output[0]: output[1:] for output in outputs if len(output) == stages * rounds + 1}
-    assert done == {part: list(range(stages * rounds)) for part in range(parts)}
-
-    length = max(map(len, outputs))
-    numbers = np.array([[*output, *[-1] * (length - len(output))] for output in outputs])
-    ended = np.asarray(table.ended(jnp.asarray(numbers)))
-    assert ended.tolist() == [[part, *range(stages * rounds)] for part in range(parts)]
+    assert done == {part: [part, *range(stages * rounds)] for part in range(parts)}
+    for each in turns:
+        assert sorted(number for number, _, _ in each) == list(range(table.turns))
+        assert {(round_, part) for _, round_, part in each} == set(itertools.product(range(rounds), range(parts)))

@@ -7,7 +7,7 @@ parts x rounds - 1` ticks a stage is idle in `stages - 1`.
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,47 +16,9 @@ from jax.sharding import PartitionSpec as P
 
 from tformer.distributed.sharding import Schedule, constrain, without_axes
 from tformer.errors import UserError
-from tformer.layers.parallel.kept_values import keep_what_follows
+from tformer.layers.parallel.pipeline_turns import AXIS, Timetable, in_turns
 
-AXIS = 'pipeline'
 ROWS = 'data'  # splits rows and no parameters, so its devices need exchange nothing before all gradients are summed
-
-
-class Timetable(NamedTuple):
-    """Which part of the batch a stage computes at which tick, and in which round."""
-
-    stages: int
-    parts: int
-    rounds: int
-
-    @property
-    def turns(self) -> int:
-        """The number of ticks in which a stage computes."""
-        return self.parts * self.rounds
-
-    @property
-    def group(self) -> int:
-        """The number of parts that finish all rounds before the next ones begin."""
-        return self.stages if self.rounds > 1 else self.parts
-
-    def at(self, time: jax.Array, stage: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Returns (the round, the part, whether the stage takes the part's first values and not received ones)."""
-        since = time - stage
-        turn = jnp.clip(since, 0, self.turns - 1)
-        round_ = turn % (self.group * self.rounds) // self.group
-        part = turn // (self.group * self.rounds) * self.group + turn % self.group
-        # An idle stage computes on the beginning of a part, not on zeros, from which a layer might make a NaN.
-        return round_, part, ((stage == 0) & (round_ == 0)) | (since != turn)
-
-    def pass_on(self, y: jax.Array) -> jax.Array:
-        """Returns what the stage before sent; the last stage sends to the first one if there are several rounds."""
-        ring = [(i, (i + 1) % self.stages) for i in range(self.stages)]
-        return jax.lax.ppermute(y, AXIS, ring if self.rounds > 1 else ring[:-1])
-
-    def ended(self, ys: jax.Array) -> jax.Array:
-        """Returns the last stage's results of every part's last round, [parts, ...], from those of all ticks."""
-        by_round = ys[self.stages - 1 :].reshape(-1, self.rounds, self.group, *ys.shape[1:])
-        return by_round[:, -1].reshape(self.parts, *ys.shape[1:])
 
 
 def pipelined(
@@ -89,27 +51,16 @@ def pipelined(
     def split(a: jax.Array) -> jax.Array:
         return jnp.moveaxis(a.reshape(rows // table.parts, table.parts, *a.shape[1:]), 1, 0)
 
-    @keep_what_follows  # weights and masks are sliced in here, which keeps no copy of them for every tick
     def one(h: jax.Array, fixed: Any) -> jax.Array:
-        own, shared, round_, part, number = fixed
-        seen = jax.tree.map(lambda a, whole: a if whole else a[part], shared, wholes)
+        own, seen, part = fixed
+        first = table.parts * (jax.lax.axis_index(ROWS) if ROWS in own_axes else 0)
         with without_axes(own_axes):
-            return layer(jax.tree.map(lambda a: a[round_], own), h, seen, number)
+            return layer(own, h, seen, first + part)
 
     def stage(each: Any, x: jax.Array, shared: Any) -> jax.Array:
         each, x, shared = jax.tree.map(lambda a: a[0], (each, x, shared))
-        number, first = jax.lax.axis_index(AXIS), table.parts * (jax.lax.axis_index(ROWS) if ROWS in own_axes else 0)
-        own = deal(each, number, table.stages, table.rounds)
-
-        def tick(received: jax.Array, time: jax.Array) -> tuple[jax.Array, jax.Array]:
-            round_, part, begins = table.at(time, number)
-            h = jnp.where(begins, x[part], received)
-            places = round_, part, first + part
-            y, _ = jax.lax.scan(lambda h, own: (one(h, (own, shared, *places)), None), h, own, unroll=unroll)
-            return table.pass_on(y), y
-
-        _, ys = jax.lax.scan(tick, jnp.zeros_like(x[0]), jnp.arange(table.stages + table.turns - 1))
-        ended = table.ended(ys)
+        number = jax.lax.axis_index(AXIS)
+        ended = in_turns(table, one, wholes, unroll)(deal(each, number, table.stages, table.rounds), x, shared)
         return jnp.where(number == table.stages - 1, ended, jnp.zeros_like(ended))[None]
 
     with without_axes({AXIS}):  # before and after, its stages split the rows: embeddings and logits are computed once
