@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import tformer
+from fresh_runs import fresh_run
 from places import ROOT
 from tformer.errors import UserError
 from tformer.training import dummy_batch
@@ -233,6 +234,20 @@ def test_a_text_becomes_a_batch(run: tformer.Run) -> None:
     assert run.apply(batch).shape == (2, 1, run.config.model.vocab_size)
     with pytest.raises(UserError, match=r'longer than model.max_len=64'):
         run.batch(['a' * 64])
+
+
+@pytest.mark.parametrize(('objective', 'after'), [('seq2seq', ['sep']), ('prefix_lm', []), ('causal_lm', [])])
+def test_a_batch_is_what_a_decoder_writes_after(objective: str, after: list[str]) -> None:
+    """The likeliest token is the first one that greedy search writes; a given text is seen whole."""
+    run = fresh_run(objective, family='decoder', letters='abcde')
+    batch = run.batch(['abc', 'bead'])
+    specials = run.tokenizers.target.specials
+    assert batch['inputs'][1].tolist() == [specials.bos, *run.tokenizers.target.encode('bead'), *specials.of(after)]
+    assert ('prefix' in batch) == (objective != 'causal_lm')
+    logits_BTV, ends = np.asarray(run.apply(batch)), (batch['positions'] >= 0).sum(1) - 1
+    may_come = [*run.tokenizers.target.encode('abcde'), specials.eos]
+    for text, row, end in zip(run.generate(['abc', 'bead']), logits_BTV, ends, strict=True):
+        assert text[:1] == [*'abcde', ''][row[end][may_come].argmax()]
 
 
 def test_a_text_by_itself_is_no_list_of_texts(run: tformer.Run) -> None:

@@ -1,13 +1,16 @@
 """What an evaluation leaves in the workdir."""
 
+import dataclasses
 import json
 import types
 
 import pytest
 
+from tformer import config
 from tformer.commands import evaluate, scoring
 from tformer.commands.run import Run
 from tformer.config import Config
+from tformer.training import writers
 
 
 @pytest.fixture
@@ -29,6 +32,23 @@ def test_scores_of_a_split_stand_beside_those_of_others_with_their_step_and_fact
     assert json.loads((run.workdir / 'result.json').read_text()) == run.results == wanted
     said = capsys.readouterr().out
     assert f'{run.workdir} step 7, test: 3 records\n  loss  1.5\na sample\n' in said
+
+
+def test_fields_that_the_config_of_the_run_does_not_have_stand_beside_the_scores(run, capsys):
+    """Until the split is scored by the run's own; what changes no score does not."""
+    (run.workdir / 'config.json').write_text(json.dumps(config.to_dict(run.config)))
+    evaluate.evaluate(run, 'test')
+    assert 'overrides' not in json.loads((run.workdir / 'result.json').read_text())
+    other = config.override(run.config, {'evaluate.max_examples': '3', 'data.path': 'x', 'evaluate.samples': '0'})
+    for split in ('test', 'valid'):
+        evaluate.evaluate(dataclasses.replace(run, config=other), split)
+    named = {'data.path': ['x'], 'evaluate.max_examples': 3}
+    assert 'valid in result.json is now by data.path=' in capsys.readouterr().out
+    found = json.loads((run.workdir / 'result.json').read_text())
+    assert found['overrides'] == {'test': named, 'valid': named} == writers.overrides(run.workdir)
+    assert run.results.keys() == {'test', 'valid'}
+    evaluate.evaluate(run, 'test')
+    assert writers.overrides(run.workdir) == {'valid': named}
 
 
 def test_the_wall_time_is_that_of_the_training_until_a_training_ends_again(run):

@@ -255,6 +255,11 @@ def test_a_run_that_does_not_fit_drafts_nothing(changes, line) -> None:
     other = fresh_run('causal_lm', family='decoder', **fresh)
     other = dataclasses.replace(other, config=config.override(other.config, model))
     check_draft(run, run)
+    experts = {'model.num_experts': 2, 'model.expert_dispatch': 'capacity'}
+    with pytest.raises(
+        UserError, match=r'^--draft=nowhere: model\.expert_dispatch=capacity of nowhere needs the tokens'
+    ):
+        check_draft(run, dataclasses.replace(run, config=config.override(run.config, experts)))
     with pytest.raises(UserError) as error:
         check_draft(other, run)
     assert str(error.value).startswith('--draft=nowhere') and line in str(error.value)

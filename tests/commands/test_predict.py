@@ -37,6 +37,17 @@ def test_classes_have_the_softmax_of_the_logits_in_the_order_of_the_texts() -> N
     assert len({tuple(one['probabilities'].values()) for one in found}) == 4
 
 
+@pytest.mark.parametrize('family', ['encoder', 'decoder', 'encoder_decoder'])
+def test_a_batch_of_texts_has_the_outputs_that_are_predicted(family: str) -> None:
+    run = fresh_run('classification', ('no', 'yes', 'maybe'), family=family)
+    texts = ['a bad cab', 'deed']
+    expected = [list(row['probabilities'].values()) for row in predict(run, texts)]
+    found = scipy.special.softmax(np.asarray(run.apply(run.batch(texts))), -1)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    with pytest.raises(UserError, match=r'^targets are for '):
+        run.batch(texts, texts)
+
+
 def test_numbers_are_the_outputs() -> None:
     run = fresh_run('regression', label_range=(2.0, 3.0))
     found = predict(run, ['ab', {'text': 'ab', 'pair': 'c'}])

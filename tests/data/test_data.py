@@ -124,7 +124,7 @@ def names_of(objective: str, family: str) -> set[str]:
 @pytest.mark.parametrize('batching', BATCHING)
 def test_contract(objective: str, family: str, batching: str) -> None:
     if packing.BATCHING[batching].packs and objective in LABELLED:
-        with pytest.raises(UserError, match="one label; use 'bucket'"):
+        with pytest.raises(UserError, match='one label; use bucket'):
             make(objective, batching, family)
         return
     batches = make(objective, batching, family, encoder_length=32)
@@ -328,7 +328,7 @@ def test_more_labels_than_sixteen_bits_hold(tmp_path) -> None:
 
 
 def test_mistakes_of_batches() -> None:
-    with pytest.raises(UserError, match="one label; use 'bucket'"):
+    with pytest.raises(UserError, match='one label; use bucket'):
         make('classification', 'pack')
     with pytest.raises(UserError, match="did you mean 'bucket'"):
         make('causal_lm', 'buckets')

@@ -9,6 +9,8 @@ import pytest
 
 from small_decoding import Walk
 from tformer.decode.beam import STOPPING, Beams, beam_search
+from tformer.decode.penalties import Penalties
+from tformer.decode.rules import Rules
 from tformer.decode.sample import Ending, Prompt
 
 PAD, BOS, EOS = 0, 1, 2
@@ -160,3 +162,36 @@ def test_a_search_stops_as_soon_as_nothing_can_beat_its_worst_hypothesis():
                 assert len(calls) == needed
                 seen.add((stopping, needed))
         assert {(stopping, 2), (stopping, 3), (stopping, T)} <= seen
+
+
+class Listed:
+    """A constraint to some texts of one token, repeated: the state is the token, or 0 before it."""
+
+    def __init__(self, lengths):
+        self.lengths_V = jnp.zeros(V, int).at[jnp.array(list(lengths))].set(jnp.array(list(lengths.values())))
+
+    def start(self, shape):
+        return jnp.zeros((*shape, 2), int)  # (the token, how many)
+
+    def follow(self, state, tokens):
+        return jnp.stack([tokens, state[..., 1] + 1], -1)
+
+    def allows(self, state, left):
+        token, count, every = state[..., :1], state[..., 1:], jnp.arange(V)[None, None]
+        going_on = jnp.where(
+            count == 0, self.lengths_V[None, None] > 0, (every == token) & (count < self.lengths_V[token])
+        )
+        return going_on | ((every == EOS) & (count > 0) & (count == self.lengths_V[token]))
+
+
+def test_a_hypothesis_that_may_not_go_on_is_dropped_and_its_end_is_not_free():
+    """Of 3, at most twice, and 4, four times, three tokens at least: what begins with 3 can neither go on nor end."""
+    rows, ending = 8, Ending(T, EOS, (PAD, BOS))
+    prompt = Prompt(jnp.full((rows, 1), BOS), jnp.full((rows, 1), 3), jnp.arange(rows))
+    for lengths, text in (({3: 2, 4: 4}, (4, 4, 4, 4, EOS)), ({3: 2}, (3, 3, EOS))):
+        rules = Rules(Penalties(min_len=3, ends=(EOS,)), Listed(lengths))
+        found = beam_search(extend, Walk.start(jnp.arange(rows)), prompt, ending, Beams(3, 0.0), rules=rules)
+        assert found.tokens_BMT[:, 0].tolist() == [[*text, *[PAD] * (T - len(text))]] * rows
+        for row in range(rows):
+            score = sum(logprobs(row, text[:i])[token] for i, token in enumerate(text))
+            np.testing.assert_allclose(found.scores_BM[row], [score, -np.inf, -np.inf], rtol=1e-5)

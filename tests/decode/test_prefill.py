@@ -256,3 +256,19 @@ def test_what_must_be_read_whole_is_refused(family, objective, more, words) -> N
     line = rf'^decode\.prefill_chunk=8 reads prompts in parts, but {words} needs all of their tokens at once: use None$'
     with pytest.raises(UserError, match=line):
         checks.check(run)
+
+
+@pytest.mark.parametrize(
+    ('more', 'words'),
+    [
+        ({'position': 'rope', 'rope_scaling': 'dynamic', 'rope_factor': 2.0}, r'model\.rope_scaling=dynamic'),
+        ({'num_experts': 4, 'expert_dispatch': 'capacity'}, r'model\.expert_dispatch=capacity'),
+    ],
+)
+def test_drafts_of_tokens_that_must_be_read_by_themselves_are_refused(more, words) -> None:
+    run = Config(
+        Model('decoder', **more), train=Train(objective='causal_lm', num_steps=1), decode=Decode(draft='prompt')
+    )
+    line = rf'^decode\.draft=prompt reads several tokens in a step, but {words} needs them by themselves: use None$'
+    with pytest.raises(UserError, match=line):
+        checks.check(run)

@@ -32,6 +32,12 @@ def test_utilities_are_those_of_their_papers() -> None:
     assert risk.bleu()('a b d', 'a b c') == pytest.approx(100 * (1 / 6) ** (1 / 3))
 
 
+@pytest.mark.parametrize('name', risk.UTILITIES)
+def test_most_draws_of_an_empty_text_make_it_the_best(name: str) -> None:
+    found = risk.expected_utilities([''] * 15 + ['abc'], risk.UTILITIES[name]())
+    assert risk.ranked([''] * 15 + ['abc'], found) == [0, 15] and found[0] == 15 * found[15] > 0
+
+
 def test_the_first_of_equal_texts_is_put_out_and_each_text_once() -> None:
     assert risk.ranked(DRAWS, [2.0, 3.0, 2.0, 1.0, 2.0]) == [1, 0, 4, 3]
 

@@ -323,6 +323,16 @@ def test_that_arms_have_other_tasks_is_said(tmp_path: pathlib.Path) -> None:
     assert both.tasks == ['data.split_by', 'data.tokenizer']
 
 
+def test_scores_by_other_fields_than_the_run_has_are_tasks_that_differ(tmp_path: pathlib.Path) -> None:
+    """`tformer evaluate` of one run, on fewer records: by its config nothing differs."""
+    home = built(tmp_path / 'x', [({}, {0: 1.0, 1: 1.5}), ({'model.norm': 'rmsnorm'}, {0: 1.0, 1: 2.0})])
+    assert 'The tasks' not in written(home)
+    place = sorted(home.glob('*/seed_1'))[0]
+    result = {**json.loads((place / 'result.json').read_text()), 'overrides': {'test': {'evaluate.max_examples': 1}}}
+    (place / 'result.json').write_text(json.dumps(result))
+    assert 'The tasks of the arms differ, in evaluate.max_examples: ' in written(home)
+
+
 def test_many_arms_have_few_words(tmp_path: pathlib.Path, monkeypatch) -> None:
     """Each arm is in the first table and in the files; the other tables have the baseline and the best."""
     monkeypatch.setattr(drawing, 'installed', lambda: False)

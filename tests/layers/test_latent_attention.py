@@ -13,6 +13,8 @@ from tformer.checks.model import check_model
 from tformer.config import Model
 from tformer.errors import UserError
 from tformer.layers.cache import empty_cache
+from tformer.layers.latent_attention import LatentAttention
+from tformer.layers.masks import ordered
 from tformer.layers.resolved import resolve_model
 from tformer.training import flops
 
@@ -76,7 +78,7 @@ def test_steps_by_latents_are_the_full_forward_of_ragged_rows(family):
     if 'prefix' in batch:
         whole['prefix'] = np.concatenate([batch['prefix'], np.zeros(more.shape, bool)], 1)
     expected = jax.jit(model.apply)(variables, whole)
-    cache = model.apply(variables, batch, 12, method='start')
+    cache = model.apply(variables, batch, 12, method='start')  # more than half of its slots are read at once
     assert [x.shape for x in cache.own[0].pair()] == [(3, 1, 12, R), (3, 1, 12, C)]
     read = jax.jit(functools.partial(model.apply, method='extend'))
     parts, P = [(batch['inputs'], batch['positions'])], batch['inputs'].shape[1]
@@ -162,3 +164,22 @@ def test_scores_cost_their_rotary_part_in_self_attention_alone(family, pairs):
     trained = {'encoder': 1.0, 'decoder': 1.0}
     costs = [flops._attention(model, 10, 7, trained) for model in models]
     assert costs[0] - costs[1] == 6 * N * R * pairs
+
+
+@pytest.mark.parametrize('by_latents', [False, True])
+def test_a_prompt_that_fills_half_of_its_cache_is_read_with_keys_of_each_head(monkeypatch, by_latents):
+    """They are narrower than latents, which serve where few tokens read many. The results are the same."""
+    model, variables = make('decoder', **LATENT)
+    batch, absorbed, calls = batch_of('decoder'), LatentAttention.absorbed, []
+    slots = 2 * batch['inputs'].shape[1] + by_latents
+    cache = model.apply(variables, batch, slots, method='start')
+
+    def read():
+        return model.apply(variables, batch['inputs'], batch['positions'], cache, method='extend')[0]
+
+    plain, real = model.apply(variables, batch), batch['positions'] >= 0
+    monkeypatch.setattr(LatentAttention, 'absorbed', lambda *given: calls.append(1) or absorbed(*given))
+    with ordered('front'):
+        found = read()
+    assert bool(calls) == by_latents
+    np.testing.assert_allclose(np.asarray(found)[real], np.asarray(plain)[real], rtol=1e-4, atol=1e-4)

@@ -7,8 +7,10 @@ from tformer.checks.model import whole_batch
 from tformer.config import Config, Decode, Model, Optimizer, own_layers
 from tformer.config.tasks import TASKS
 from tformer.data.batches.packing import BATCHING
+from tformer.data.examples import example_formats
 from tformer.data.tokenizers import biased_texts
 from tformer.decode.constraints import CONSTRAINTS
+from tformer.decode.generate import read_together
 from tformer.decode.text import read_whole
 from tformer.layers.norms import NORMS
 from tformer.layers.parametrization import parametrization
@@ -44,8 +46,9 @@ def check_run(config: Config) -> None:
         model.family != 'encoder_decoder' or not task.writes or len(start) - 1 + decode.max_len <= model.max_len,
         f'decode.max_len={decode.max_len} after data.start={start} is longer than model.max_len={model.max_len}',
     )
+    example_formats.packs(config)  # refuses what does not
     _check_decode(decode)
-    _check_prefill(config)
+    _check_read_together(config)
     language = config.evaluate.language
     require(
         language is None or re.fullmatch('[a-z]{2}', language) is not None,
@@ -102,13 +105,17 @@ def _check_decode(decode: Decode) -> None:
         )
 
 
-def _check_prefill(config: Config) -> None:
-    """Refuses to read a prompt in parts where its tokens depend on being read together."""
-    whole = read_whole(config)
-    chunk = config.decode.prefill_chunk
+def _check_read_together(config: Config) -> None:
+    """Refuses other numbers of tokens at once where what becomes of a token depends on those that are read with it."""
+    whole, together = read_whole(config), read_together(config.model)
+    chunk, draft = config.decode.prefill_chunk, config.decode.draft
     require(
         chunk is None or whole is None,
         f'decode.prefill_chunk={chunk} reads prompts in parts, but {whole} needs all of their tokens at once: use None',
+    )
+    require(
+        draft is None or together is None,
+        f'decode.draft={draft} reads several tokens in a step, but {together} needs them by themselves: use None',
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from tformer import atomic, commands
 from tformer.commands import texts as texts_lib
 from tformer.commands.run import Run, opened
+from tformer.config.tasks import TASKS
 from tformer.errors import UserError
 from tformer.evaluation import attention_maps
 
@@ -41,7 +42,7 @@ def attention(run: Run | str | pathlib.Path, texts: Sequence[str]) -> pathlib.Pa
     if not texts_lib.several(texts):
         raise UserError('attention: no text is given')
     target, source = run.tokenizers.target, run.tokenizers.source or run.tokenizers.target
-    if run.config.model.family == 'encoder_decoder':
+    if run.config.model.family == 'encoder_decoder' and TASKS[run.config.train.objective].writes:
         outputs = run.generate(texts[:1])
         batch, title = run.batch(texts[:1], outputs), f'{texts[0]} → {outputs[0]}'
     else:

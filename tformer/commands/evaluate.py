@@ -9,8 +9,10 @@ compared with TF-IDF and a linear model, and tags with each word's most frequent
 import json
 import pathlib
 from collections.abc import Sequence
+from typing import Any
 
 from tformer import atomic, commands
+from tformer import config as config_lib
 from tformer.commands import baseline as baseline_lib
 from tformer.commands import scoring
 from tformer.commands.run import Run, opened
@@ -20,6 +22,7 @@ from tformer.distributed import processes
 from tformer.evaluation import metrics, predictions
 from tformer.lab.sweep import trials
 from tformer.training import digests, writers
+from tformer.training import workdir as workdir_lib
 from tformer.training.wall_time import WALL_TIME, Account
 
 SHARED_FLAGS = ('workdir', 'checkpoint')
@@ -30,6 +33,9 @@ FLAGS = {
 }
 PROCESSES = True
 ALONE = ('baseline',)
+NEUTRAL = (  # fields that change no score
+    'data.cache_dir data.prefetch data.num_threads data.num_workers decode.batch_size evaluate.samples'
+).split()
 
 
 def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) -> None:
@@ -80,12 +86,15 @@ def evaluate(
         line = 'is a trial of a sweep: its result.json keeps the scores of the end of its training'
         print(f'{store_copies.shown(run.workdir)} {line}')
     elif processes.first():
-        written = {'step': run.step, **facts, **scores}
+        written, others = {'step': run.step, **facts, **scores}, _overrides(run)
 
         def add() -> None:
             """Adds the scores to what other processes may have written while these were computed."""
             spent = account.seconds() if account is not None else writers.seconds(run.workdir)
-            found_all = {**run.results, split: written, **({WALL_TIME: spent} if spent else {})}
+            fields = {**writers.overrides(run.workdir), split: others}
+            fields = {each: values for each, values in fields.items() if values}
+            more = {WALL_TIME: spent, writers.OVERRIDES: fields}
+            found_all = {**run.results, split: written, **{name: value for name, value in more.items() if value}}
             with digests.recording(run.workdir, *names):
                 if run.config.evaluate.metrics:
                     predictions.write(run.workdir, split, found.outputs, found.references)
@@ -94,4 +103,16 @@ def evaluate(
         names = [predictions.place(run.workdir, split).name, trials.RESULT]
         with locks.in_turn(run.workdir):
             store_copies.revise(run.workdir, add, [*names, digests.FILE])
+        if others:
+            named = ', '.join(f'{name}={value}' for name, value in others.items())
+            print(f"{split} in result.json is now by {named}; without that, evaluate scores by the run's own config")
     return scores
+
+
+def _overrides(run: Run) -> dict[str, Any]:
+    """Returns the fields by which scores are other ones than by the config in the workdir, with their values."""
+    if not (run.workdir / 'config.json').is_file():
+        return {}
+    changed = config_lib.difference(workdir_lib.load_config(run.workdir), run.config)
+    sections = ('data', 'decode', 'evaluate')
+    return {name: b for name, (_, b) in changed.items() if name.split('.')[0] in sections and name not in NEUTRAL}

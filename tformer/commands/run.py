@@ -15,10 +15,11 @@ from tformer.commands import scoring
 from tformer.commands import texts as texts_lib
 from tformer.config import Config
 from tformer.config import extensions as extensions_lib
+from tformer.config.tasks import HEADS, TASKS
 from tformer.data.examples import special_tokens
 from tformer.data.tokenizers.chat import Messages
 from tformer.data.tokenizers.tokenizers import Tokenizers
-from tformer.decode.generate import STRATEGIES
+from tformer.decode.generate import STRATEGIES, read_together
 from tformer.decode.text import Output, Share, best
 from tformer.distributed import meshes, sharding
 from tformer.errors import UserError
@@ -125,33 +126,47 @@ class Run:
     def batch(self, texts: Sequence[str], targets: Sequence[str] | None = None) -> dict[str, np.ndarray]:
         """Returns a batch of texts, one a row, as the model reads them: tokens and positions, padded to the longest.
 
-        An encoder-decoder's encoder reads the texts, and its decoder data.start and the `targets`, if given.
+        They are read as the run's objective predicts or writes of them, with the special tokens around them and, where
+        a decoder sees a given text whole, `prefix`. An encoder-decoder that writes has the texts in its encoder, and
+        data.start and the `targets`, if given, in its decoder.
 
         Raises:
-          UserError: a text is longer than model.max_len.
+          UserError: a text is longer than model.max_len, or the run writes no targets.
         """
-        family, target = self.config.model.family, self.tokenizers.target
+        family, target, objective = self.config.model.family, self.tokenizers.target, self.config.train.objective
+        task, paired = TASKS[objective], family == 'encoder_decoder'
         texts, targets = texts_lib.several(texts), None if targets is None else texts_lib.several(targets)
         template = special_tokens.template_of(self.config, self.tokenizers)
-        if family == 'encoder_decoder':
-            source = self.tokenizers.source or target
-            written = [''] * len(texts) if targets is None else targets
-            encoder = self._padded(list(map(template.given, source.encode_batch(texts))))
-            decoder = self._padded(list(map(template.prompt, target.encode_batch(written))))
-            return {**decoder, **{f'encoder_{name}': value for name, value in encoder.items()}}
-        if targets is not None:
+        tokens = (self.tokenizers.source or target).encode_batch(texts)
+        judged = not HEADS[task.head].vocabulary
+        if targets is not None and not paired:
             raise UserError(f'targets are for model.family=encoder_decoder, not {family}')
-        return self._padded(list(map(template.prompt, target.encode_batch(texts))))
+        if targets is not None and judged:
+            raise UserError(f'targets are for runs that write, not for train.objective={objective}')
+        if judged:
+            batch = self._padded([template.read(np.array(each, np.int32)) for each in tokens])
+        elif paired:
+            written = target.encode_batch([''] * len(texts) if targets is None else targets)
+            rows = zip(tokens, written, strict=True)
+            batch = self._padded([{'encoder_inputs': template.given(x), 'inputs': template.prompt(y)} for x, y in rows])
+        else:
+            around = template.given if task.given else template.prompt
+            batch = self._padded([{'inputs': around(each)} for each in tokens])
+        return {**batch, 'prefix': batch['positions'] >= 0} if special_tokens.marks_prefix(self.config) else batch
 
-    def _padded(self, rows: Sequence[Sequence[int]]) -> dict[str, np.ndarray]:
-        length, longest = max(map(len, rows)), self.config.model.max_len
-        if length > longest:
-            raise UserError(f'a text of {length} tokens is longer than model.max_len={longest}')
-        batch = {'inputs': np.zeros((len(rows), length), np.int32), 'positions': np.full((len(rows), length), -1)}
-        for row, tokens in enumerate(rows):
-            batch['inputs'][row, : len(tokens)] = tokens
-            batch['positions'][row, : len(tokens)] = np.arange(len(tokens))
-        return {name: value.astype(np.int32) for name, value in batch.items()}
+    def _padded(self, rows: Sequence[Mapping[str, Sequence[int]]]) -> dict[str, np.ndarray]:
+        batch: dict[str, np.ndarray] = {}
+        for name in rows[0]:
+            length, longest = max(len(row[name]) for row in rows), self.config.model.max_len
+            if length > longest:
+                raise UserError(f'a text of {length} tokens is longer than model.max_len={longest}')
+            positions = name.replace('inputs', 'positions')
+            batch[name], batch[positions] = np.zeros((len(rows), length), np.int32), np.full((len(rows), length), -1)
+            for index, row in enumerate(rows):
+                batch[name][index, : len(row[name])] = row[name]
+                batch[positions][index, : len(row[name])] = np.arange(len(row[name]))
+            batch[positions] = batch[positions].astype(np.int32)
+        return batch
 
     def apply(self, batch: Mapping[str, Any], replace: Mapping[str, activations_lib.Replacement] | None = None) -> Any:
         """Returns the model's outputs for a batch, without dropout: the logits [B, T, V] of a language model.
@@ -272,6 +287,8 @@ def check_draft(draft: Run, run: Run) -> None:
     theirs, ours = draft.config.model, run.config.model
     if theirs.max_len < ours.max_len:
         raise UserError(f'{line} has model.max_len={theirs.max_len}, below {ours.max_len} here')
+    if whole := read_together(ours):
+        raise UserError(f'{line}: {whole} of {run.workdir} needs the tokens of a step by themselves')
     for each in (draft, run):
         if (kind := each.config.model.recurrence) is not None:
             raise UserError(f'{line}: model.recurrence={kind} of {each.workdir} cannot forget a token')

@@ -103,8 +103,9 @@ def beam_search(
     `cache.take(parents)` each goes on from its parent. With a coverage penalty, `cache.coverage()` is at most 0 for
     each, and beta times it is part of the normalised score, by which hypotheses are compared once they end. Lengths
     include `eos`. `rules` change the log-probabilities, and so the scores, as diversity does; none may raise them above
-    0. Returns `beam_size` hypotheses for each prompt with normalised scores; PAD after `eos` and in unused places,
-    which score -inf. A row without finished hypotheses returns the unfinished ones.
+    0. A hypothesis that they leave no token is dropped; if all of a row are, and none has finished, they end. Returns
+    `beam_size` hypotheses for each prompt with normalised scores; PAD after `eos` and in unused places, which score
+    -inf. A row without finished hypotheses returns the unfinished ones.
 
     Raises:
       UserError: the cache has too few slots.
@@ -156,8 +157,11 @@ def _advance(extend: Extend, prompt: Prompt, ending: Ending, beams: Beams, rules
     if rules.any:
         tokens, positions = (jnp.repeat(x, beams.beam_size, axis=0) for x in prompt[:2])
         history = History.of(tokens, positions >= 0, alive.tokens_BMT.reshape(B * M, -1), step)
-        changed = rules(logprobs_BMV.reshape(B * M, V), state.ruled, history, ending.max_len, ending.eos)
-        logprobs_BMV = changed.reshape(B, M, V)
+        changed = rules.changed(logprobs_BMV.reshape(B * M, V), state.ruled, history, ending.max_len)
+        stuck_B = jnp.all(jnp.isneginf(alive.scores_BM[:, :, None] + changed.reshape(B, M, V)), (1, 2))
+        ends_B = stuck_B & jnp.isneginf(state.finished.scores_BM[:, 0])
+        own = jnp.where(jnp.arange(V) == ending.eos, logprobs_BMV, -jnp.inf)
+        logprobs_BMV = jnp.where(ends_B[:, None, None], own, changed.reshape(B, M, V))
 
     totals_BMV = alive.scores_BM[:, :, None] + logprobs_BMV
     C = (2 + len(ending.others)) * M  # of which M or more do not end

@@ -8,7 +8,8 @@ Utility = Callable[[str, str], float]  # (text, the text that would be right) ->
 def expected_utilities(texts: Sequence[str], utility: Utility) -> list[float]:
     """Returns the mean utility of each text where each of the texts is as likely to be right (Eikema & Aziz 2020).
 
-    Draws of a model stand in for its distribution. Texts that are the same are compared once.
+    Draws of a model stand in for its distribution. Texts that are the same are compared once. A utility is greatest
+    where the texts are the same, also where both are empty, of which sacrebleu's scores are 0.
     """
     counts = {text: texts.count(text) for text in texts}
     expected = {
@@ -28,7 +29,7 @@ def chrf() -> Utility:
     import sacrebleu
 
     metric = sacrebleu.CHRF()
-    return lambda text, right: float(metric.sentence_score(text, [right]).score)
+    return lambda text, right: 100.0 if text == right else float(metric.sentence_score(text, [right]).score)
 
 
 def bleu() -> Utility:
@@ -36,7 +37,7 @@ def bleu() -> Utility:
     import sacrebleu
 
     metric = sacrebleu.BLEU(effective_order=True)
-    return lambda text, right: float(metric.sentence_score(text, [right]).score)
+    return lambda text, right: 100.0 if text == right else float(metric.sentence_score(text, [right]).score)
 
 
 def exact_match() -> Utility:

@@ -34,7 +34,13 @@ class Rules(NamedTuple):
     def __call__(
         self, logits_RV: jax.Array, state: Any, history: History, max_len: int | jax.Array, eos: int
     ) -> jax.Array:
-        """Returns the logits, or log-probabilities, of each row or hypothesis. Where no token is left, the end is.
+        """Returns the logits of each row. Where no token is left, the end is."""
+        logits_RV = self.changed(logits_RV, state, history, max_len)
+        none_R1 = jnp.all(jnp.isneginf(logits_RV), 1, keepdims=True)
+        return jnp.where(none_R1 & (jnp.arange(logits_RV.shape[1]) == eos)[None], 0.0, logits_RV)
+
+    def changed(self, logits_RV: jax.Array, state: Any, history: History, max_len: int | jax.Array) -> jax.Array:
+        """Returns the logits, or log-probabilities, of each row or hypothesis; all are -inf where no token is left.
 
         Texts have at most `max_len` new tokens, of rows [R, 1] maybe each its own number.
         """
@@ -43,6 +49,4 @@ class Rules(NamedTuple):
             logits_RV = jnp.where(allowed_RV, logits_RV, -jnp.inf)
         if self.bias:
             logits_RV = biased(logits_RV, history, self.bias)
-        logits_RV = self.penalties(logits_RV, history)
-        none_R1 = jnp.all(jnp.isneginf(logits_RV), 1, keepdims=True)
-        return jnp.where(none_R1 & (jnp.arange(logits_RV.shape[1]) == eos)[None], 0.0, logits_RV)
+        return self.penalties(logits_RV, history)

@@ -109,13 +109,14 @@ class Block(nn.Module):
         """Returns (the output of self-attention, the cache extended by its keys and values)."""
         context, (for_keys, h_BTD) = inputs.own.of_layer(layer.local), fork(h_BTD)
         keys, values = self.attention.keys_values(for_keys, context.query_angles)
+        attend = self.attention
         if cache is not None and inputs.index is not None:
             new, first = KeyValues.of(keys, values), known_order() == 'front'
             cache = cache.extend(new, inputs.index, first=first, around=inputs.around)
             keys, values = cache.pair()
-        rate = inputs.dropout_rates.attention
-        attend = self.attention if cache is None or self.cfg.kv_latent_dim is None else self.attention.absorbed
-        return attend(h_BTD, keys, values, context, layer.window, rate), cache
+            if self.cfg.kv_latent_dim is not None and not (first and 2 * h_BTD.shape[1] >= cache.slots):
+                attend = self.attention.absorbed
+        return attend(h_BTD, keys, values, context, layer.window, inputs.dropout_rates.attention), cache
 
     def attend_encoder(self, h_BTD: jax.Array, cached: KeyValues | None, inputs: StackInputs) -> jax.Array:
         """Returns the output of cross-attention."""

@@ -46,6 +46,11 @@ class KeyValues(flax.struct.PyTreeNode):
         """The heads that are held, of which some are repeated where `each_device.heads_to_split` says so."""
         return int(jax.tree.leaves(self)[0].shape[1])
 
+    @property
+    def slots(self) -> int:
+        """The number of tokens that have room."""
+        return int(jax.tree.leaves(self.v_BKSU)[0].shape[2])
+
     def with_heads(self, number: int) -> 'KeyValues':
         """Returns them with so many heads, each repeated equally often."""
         times = number // self.heads

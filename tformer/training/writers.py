@@ -21,6 +21,8 @@ from tformer.errors import UserError
 from tformer.training import digests, trackers
 from tformer.training.wall_time import WALL_TIME
 
+OVERRIDES = 'overrides'  # of result.json
+
 
 def read(workdir: pathlib.Path) -> list[dict[str, Any]]:
     """Returns the rows of a workdir's metrics.jsonl, in order, without a half-written last line.
@@ -48,7 +50,12 @@ def results(workdir: pathlib.Path) -> dict[str, dict[str, Any]]:
     Raises:
       UserError: the file holds something else.
     """
-    return {split: scores for split, scores in _result(workdir).items() if split != WALL_TIME}
+    return {split: scores for split, scores in _result(workdir).items() if split not in (WALL_TIME, OVERRIDES)}
+
+
+def overrides(workdir: pathlib.Path) -> dict[str, dict[str, Any]]:
+    """Returns by split the fields in which its scores are not of the run's own config, and the values they had."""
+    return _result(workdir).get(OVERRIDES, {})
 
 
 def seconds(workdir: pathlib.Path) -> dict[str, float]:
@@ -65,7 +72,8 @@ def _result(workdir: pathlib.Path) -> dict[str, dict[str, Any]]:
     for split, scores in found.items():
         if not isinstance(scores, dict):
             raise UserError(f'{file}: {split!r} holds no scores')
-        _check_numbers(scores, f'{file}: {split}')
+        if split != OVERRIDES:
+            _check_numbers(scores, f'{file}: {split}')
     return found
 
 

@@ -20,7 +20,7 @@ from tformer.data.examples import corrupt, example_arrays, example_formats
 from tformer.data.examples.special_tokens import Fields
 from tformer.data.sources.records import Record, Split
 from tformer.data.tokenizers.tokenizers import Tokenizers
-from tformer.errors import UserError, check_memory, choose
+from tformer.errors import UserError, check_memory
 
 _ENDLESS = 1 << 40  # steps
 _PADDING: dict[str, Any] = {  # other arrays: the pad token
@@ -70,13 +70,8 @@ class Batches:
         data = config.data
         self.config, self.training, self._tokenizer = config, training, tokenizers.target
         self._format = example_formats.format_of(config)
-        how = choose(packing.BATCHING, data.batching, 'data.batching')
-        if self._format.labelled and how.packs:
-            objective = config.train.objective
-            raise UserError(
-                f"data.batching={data.batching!r} is not for {objective}: a row has one label; use 'bucket'"
-            )
-        self._packed = training and how.packs
+        packs = example_formats.packs(config)
+        self._packed = training and packs
         self.records = mixture.load(config, split) if records is None else records
         splits = self.records.splits if isinstance(self.records, mixture.Concatenation) else [self.records]
         mixed = training and len(splits) > 1
@@ -88,7 +83,7 @@ class Batches:
         if self._stages and self._stages[0][0] == 0:
             epochs = self._stages.pop(0)[1]
 
-        batching = 'bucket' if how.packs and not training else data.batching
+        batching = 'bucket' if packs and not training else data.batching
         lengths, counts = map(np.concatenate, zip(*(part.spans.counted() for part in examples), strict=True))
         limits = np.array([data.length, data.encoder_length or data.length][: lengths.shape[1]])
         self.num_buckets = data.num_buckets or packing.enough_buckets(

@@ -7,6 +7,7 @@ import numpy as np
 
 from tformer.config.run import Config, Data
 from tformer.config.tasks import TASKS
+from tformer.data.batches import packing
 from tformer.data.examples import corrupt, denoisers, example_arrays, infilling, spans, special_tokens, tokenized
 from tformer.data.examples.corrupt import Noise
 from tformer.data.examples.example_arrays import Examples
@@ -57,6 +58,15 @@ def format_of(config: Config) -> 'ExampleFormat':
     task = choose(TASKS, config.train.objective, 'train.objective')
     two_stacks = config.model.family == 'encoder_decoder'
     return FORMATS[(two_stacks and task.two_stack_format) or task.format]
+
+
+def packs(config: Config) -> bool:
+    """Returns whether rows of a run hold several examples. Raises a `UserError` where examples are rows."""
+    found = choose(packing.BATCHING, config.data.batching, 'data.batching').packs
+    if found and format_of(config).labelled:
+        line = f'data.batching={config.data.batching} is not for train.objective={config.train.objective}'
+        raise UserError(f'{line}: a row has one label; use bucket')
+    return found
 
 
 # ------------------------------------------------------------------------------------------------------------ lengths

@@ -1,6 +1,7 @@
 """A report of finished runs as plain data: the comparisons, their statistics and the costs. Nothing is drawn here."""
 
 import dataclasses
+import json
 import math
 import operator
 from collections.abc import Collection, Mapping, Sequence
@@ -14,7 +15,7 @@ from tformer.lab.report import response as response_lib
 from tformer.lab.report.costs import Costs
 from tformer.lab.report.learning import Band, Matched, Reach, SpeedUp
 from tformer.lab.report.response import Response
-from tformer.lab.report.results import Results
+from tformer.lab.report.results import Results, Run
 from tformer.lab.report.scaling_analysis import Scaling
 from tformer.lab.report.searched import Searched
 from tformer.lab.report.texts import Compared
@@ -177,11 +178,17 @@ def _metric(found: Results, metric: str | None) -> str:
 
 
 def _tasks(found: Results, metric: str) -> list[str]:
-    """Returns the fields of `TASK` in which the arms differ, in which a metric of all of them is not the same."""
+    """Returns the fields in which runs differ so that a metric of them is not the same: those of `TASK`, and those by
+    which `tformer evaluate` scored other than their configs say."""
     by_text = metric.endswith(('bits_per_byte', 'bleu', 'chrf', 'error_rate', 'exact_match'))  # whatever the tokens
-    stated = [runs[0].stated for runs in found.arms.values() if not runs[0].imported]
-    names = [name for name in TASK if not (by_text and 'tokenizer' in name)]
-    return [name for name in names if len(set(map(operator.attrgetter(name), stated))) > 1]
+    runs, split = [run for run in found.done if not run.imported], metric.partition('/')[0]
+    overridden = dict.fromkeys(name for run in runs for name in run.overrides.get(split, {}))
+    names = dict.fromkeys([*(name for name in TASK if not (by_text and 'tokenizer' in name)), *overridden])
+
+    def value(run: Run, name: str) -> str:
+        return json.dumps(run.overrides.get(split, {}).get(name, operator.attrgetter(name)(run.stated)))
+
+    return [name for name in names if len({value(run, name) for run in runs}) > 1]
 
 
 def _fields(found: Results, arms: Sequence[str], response: Response | None) -> dict[str, list[Any]]:

@@ -45,6 +45,7 @@ class Run:
     is_searched: bool = False  # an arm may have been chosen by it, so it decides nothing
     imported: bool = False  # whether of another program, so that its configs say nothing of it
     has_ended: bool = True  # it has a result or an error, or is pruned before it began
+    overrides: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)  # as writers.overrides
 
     def curve(self, name: str) -> tuple[list[int], list[float]]:
         """Returns (steps, values) of a number in metrics.jsonl; nan if it was not finite."""
@@ -251,7 +252,7 @@ def _run(
     directory, resolved = place.relative_to(home).as_posix(), place / 'config.json'
     done, final, log = trials.is_done(place), stated, list[dict[str, Any]]()
     scored: tuple[dict[str, float], dict[str, int], float | None] = {}, {}, None
-    has_ended = done
+    has_ended, overrides = done, dict[str, dict[str, Any]]()
     try:
         error = None if done else trials.error_of(place)
         state = DONE if done else FAILED if error is not None else UNFINISHED
@@ -262,7 +263,7 @@ def _run(
         if listed:
             manifest.expect(place, begun, listed.entry, listed.base, listed.varied)
         final = begun or stated
-        found, log = _scored(place), writers.read(place)
+        found, log, overrides = _scored(place), writers.read(place), writers.overrides(place)
         for split in found[1]:
             digests.expect(place, predictions.place(place, split).name)
             predictions.read(place, split)
@@ -283,6 +284,7 @@ def _run(
         listed.entry['off_percent'] if listed else {},
         listed.seconds.get(directory) if listed else None,
         has_ended=has_ended,
+        overrides=overrides,
     )
 
 

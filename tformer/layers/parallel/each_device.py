@@ -115,9 +115,10 @@ def _axes(name: str) -> tuple[str, ...]:
 
 
 def enough_heads(x_BKSX: jax.Array, num_heads: int) -> jax.Array:
-    """Returns keys or values of which each device has those that its own query heads use."""
+    """Returns keys or values of which each device has those that its own query heads use, repeated as far as needed."""
     K = x_BKSX.shape[1]
-    return jnp.repeat(x_BKSX, num_heads // K, axis=1) if K % ways(split('act_heads', num_heads) or ()) else x_BKSX
+    least = math.lcm(K, ways(split('act_heads', num_heads) or ()))
+    return x_BKSX if least == K else jnp.repeat(x_BKSX, least // K, axis=1)
 
 
 def heads_to_split(num_kv_heads: int, num_heads: int) -> int:
