@@ -183,3 +183,25 @@ def test_a_prompt_that_fills_half_of_its_cache_is_read_with_keys_of_each_head(mo
         found = read()
     assert bool(calls) == by_latents
     np.testing.assert_allclose(np.asarray(found)[real], np.asarray(plain)[real], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize('kind', [None, 'int8'])
+def test_a_step_reads_latents_where_they_are(monkeypatch, kind):
+    """Also integers. Latents and rotary keys side by side would be a copy of the cache; the result is theirs."""
+    model, variables = make('decoder', scale=2.0, **LATENT, attention_softcap=4.0, attention_sink='learned')
+    batch, slots = batch_of('decoder'), 13
+    cache = model.apply(variables, batch, slots, method='start')
+    cache = cache if kind is None else cache.quantized()
+    _, cache = model.apply(variables, batch['inputs'], batch['positions'], cache, method='extend')
+    tokens, places = batch['inputs'][:, -1:], batch['positions'][:, -1:] + 1
+
+    def step():
+        read = functools.partial(model.apply, variables, tokens, places, cache, method='extend')
+        return str(jax.make_jaxpr(read)()), read()[0]
+
+    program, found = step()
+    monkeypatch.setattr(LatentAttention, 'few', lambda *_: False)
+    copying, expected = step()
+    copied = f'[{len(tokens)},1,{slots},{C + R}]'
+    assert copied in copying and copied not in program
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)

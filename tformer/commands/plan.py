@@ -3,8 +3,8 @@
     tformer plan --device=v5p:4x4x4 --config=FILE[:argument] [--config.section.field=value ...]
 
 Meshes that fit the model, the batch and the devices are compared by the bytes that they keep, move and send, and by how
-long they wait; the best are compiled by the devices' own compiler, some at a time, and `data` alone and `fsdp` alone
-are among them. Each is compiled with as much to keep as fits: model.remat None, dots, full, then more
+long they wait; the best are compiled by the devices' own compiler, some at a time. With `--most` above 2, `data` alone
+and `fsdp` alone are among them. Each is compiled with as much to keep as fits: model.remat None, dots, full, then more
 train.microbatches. The fastest mesh is compiled with one other choice each, too: the other values of model.remat, the
 other attention kernels that serve the model there, all logits at once where they are computed in chunks, layers that
 are not scanned where they are few, and sequence parallelism where it has an axis `tensor`; each with as many

@@ -152,6 +152,11 @@ class Attention(nn.Module):
         out_BNTU = self.mix(q_BNTH, k_BKSH, v_BKSU, context, window, dropout_rate)
         return self.out(out_BNTU) if cfg.attention_projections else join_heads(out_BNTU)
 
+    def few(self, q_BNTH: jax.Array) -> bool:
+        """Returns whether the queries are as few as those of a step, and nobody looks at their weights."""
+        looked_at = any(map(self.is_mutable_collection, ('alignments', 'intermediates')))
+        return q_BNTH.shape[2] <= STEP and not looked_at
+
     def mix(
         self,
         q_BNTH: jax.Array,
@@ -160,8 +165,12 @@ class Attention(nn.Module):
         context: AttentionContext,
         window: jax.Array | None,
         dropout_rate: MaybeScalar,
+        apart: tuple[jax.Array, jax.Array] | None = None,
     ) -> jax.Array:
-        """Returns the values' sums out_BNTU under the weights of the scores."""
+        """Returns the values' sums out_BNTU under the weights of the scores.
+
+        `apart`: of a few queries, as ScoreOptions.apart.
+        """
         cfg = self.cfg
         q_BNTH = constrain(q_BNTH, 'batch', 'act_heads', 'length', 'act_head_dim')
         mask, bias_BNTS, bias_1NX = context.mask, context.bias_BNTS, context.bias_1NX
@@ -180,12 +189,13 @@ class Attention(nn.Module):
             sink_N=None if self.sink is None else self.sink(),
             dropout_rate=dropout_rate if training else None,
             dropout_key=self.make_rng('dropout') if training else None,
+            apart=apart,
         )
-        looked_at = any(map(self.is_mutable_collection, ('alignments', 'intermediates')))
-        few = q_BNTH.shape[2] <= STEP and not looked_at
-        if few and isinstance(k_BKSH, Quantized) and isinstance(v_BKSU, Quantized):
+        if self.few(q_BNTH) and isinstance(k_BKSH, Quantized) and isinstance(v_BKSU, Quantized):
             return of_integers(q_BNTH, k_BKSH, v_BKSU, mask, options)
         k_BKSH, v_BKSU = numbers(k_BKSH, cfg.dtype), numbers(v_BKSU, cfg.dtype)
+        if apart is not None:
+            return kernel_choice.on_arrays(kernels.reference)(q_BNTH, k_BKSH, v_BKSU, mask, options)
         if self.cross and self.is_mutable_collection('alignments'):
             probs_BKGTS = kernels.probabilities(q_BNTH, k_BKSH, mask.array(), options)
             self.sow('alignments', 'weights_BTS', probs_BKGTS.mean((1, 2)))

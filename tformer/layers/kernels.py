@@ -49,6 +49,8 @@ class ScoreOptions(NamedTuple):
     bias_1NX: jax.Array | None = None
     key_scales_BK1S: jax.Array | None = None  # float32, factors on the scores: of keys that are integers (`reference`)
     value_scales_BK1S: jax.Array | None = None  # likewise on the weights
+    # of queries and keys (q_BNTR, k_BKSR), a part whose products are added to those of the others (`reference`)
+    apart: tuple[jax.Array, jax.Array] | None = None
 
     def of_pairs(self, T: int) -> 'ScoreOptions':
         """Returns the options with the bias of all pairs of T queries and their keys in place of one by distance."""
@@ -186,6 +188,9 @@ def row_probabilities(q_BNTH: jax.Array, k_BKSH: jax.Array, mask_BTS: jax.Array,
     logits_BKRS = einsum('BKRH,BKSH->BKRS', jnp.float32, rows(q_BNTH * options.scale), k_BKSH)
     if options.key_scales_BK1S is not None:
         logits_BKRS *= options.key_scales_BK1S
+    if options.apart is not None:
+        q_BNTR, k_BKSR = options.apart
+        logits_BKRS += einsum('BKRH,BKSH->BKRS', jnp.float32, rows(q_BNTR * options.scale), k_BKSR)
     logits_BKRS = masked(logits_BKRS, jnp.tile(mask_BTS, (1, N // K, 1))[:, None], by_row)
     return normalized(logits_BKRS, sink_1KR1)
 
@@ -225,8 +230,9 @@ def _one_query(
     """Returns what `reference` does of a query a head, asked twice: of a product of one row a TPU's compiler makes
     sums, which keep it from the units for products."""
     bias_BN2S = None if options.bias is None else jnp.repeat(options.bias, 2, 2)
-    both = jnp.repeat(q_BN1H, 2, 2), k_BNSH, v_BNSU, jnp.repeat(mask_B1S, 2, 1), options._replace(bias=bias_BN2S)
-    return reference(*both)[:, :, :1]
+    apart = None if options.apart is None else (jnp.repeat(options.apart[0], 2, 2), options.apart[1])
+    options = options._replace(bias=bias_BN2S, apart=apart)
+    return reference(jnp.repeat(q_BN1H, 2, 2), k_BNSH, v_BNSU, jnp.repeat(mask_B1S, 2, 1), options)[:, :, :1]
 
 
 # ------------------------------------------------------------------------------------------------ chunked

@@ -96,7 +96,11 @@ class LatentAttention(Attention):
         q_BNTH, turned_BNTR = self.queries(x_BTD, context.query_angles)
         keys_CNH, values_CNU = self.kernels()
         q_BNTC = jnp.einsum('BNTH,CNH->BNTC', q_BNTH, keys_CNH)
-        rotary_B1SR, latent_B1SC = numbers(rotary_B1SR, q_BNTC.dtype), numbers(latent_B1SC, q_BNTC.dtype)
-        q, k = jnp.concatenate([q_BNTC, turned_BNTR], -1), jnp.concatenate([latent_B1SC, rotary_B1SR], -1)
-        out_BNTC = self.mix(q, k, latent_B1SC, context, window, dropout_rate)
+        rotary_B1SR, how = numbers(rotary_B1SR, q_BNTC.dtype), (context, window, dropout_rate)
+        if self.few(q_BNTC):  # which read the latents where they are
+            out_BNTC = self.mix(q_BNTC, latent_B1SC, latent_B1SC, *how, apart=(turned_BNTR, rotary_B1SR))
+        else:
+            latent_B1SC = numbers(latent_B1SC, q_BNTC.dtype)
+            q, k = jnp.concatenate([q_BNTC, turned_BNTR], -1), jnp.concatenate([latent_B1SC, rotary_B1SR], -1)
+            out_BNTC = self.mix(q, k, latent_B1SC, *how)
         return self.out(jnp.einsum('BNTC,CNU->BNTU', out_BNTC, values_CNU))
