@@ -5,6 +5,7 @@ import functools
 import itertools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -15,7 +16,7 @@ from tformer.config import Config, Mesh, Model, Train
 from tformer.distributed import collectives, hlo, meshes, sharding
 from tformer.errors import UserError
 from tformer.layers import kernels
-from tformer.layers.parallel import ring_attention
+from tformer.layers.parallel import each_device, ring_attention
 from tformer.model import build
 from tformer.objectives import OBJECTIVES
 from tformer.optim.hyperparameters import Hyperparameters
@@ -266,6 +267,20 @@ def test_gathering_all_parameters_at_once_would_be_seen():
         split = jax.device_put(batch, meshes.batch_sharding(mesh))
         text = jax.jit(gathers_first, out_shardings=(placed, None)).lower(state, split, hyper).compile().as_text()
     assert largest_gather(text) >= L * D * F
+
+
+@pytest.mark.parametrize(
+    ('kv_heads', 'heads', 'ways', 'expected'), [(1, 8, 2, 2), (2, 8, 4, 4), (3, 6, 2, 6), (4, 8, 4, 4), (1, 6, 4, 1)]
+)
+def test_heads_of_keys_are_repeated_as_far_as_devices_need_them(kv_heads, heads, ways, expected):
+    """The last have 6 query heads that 4 devices do not split."""
+    mesh_config = Mesh(tensor=ways, data=1)
+    k_BKSH = jnp.arange(2.0 * kv_heads * 3).reshape(1, kv_heads, 3, 2)
+    with sharding.placed(meshes.make_mesh(mesh_config, jax.devices()[:ways]), mesh_config):
+        found = each_device.enough_heads(k_BKSH, heads)
+    assert found.shape[1] == expected
+    of_queries = [np.repeat(x, heads // x.shape[1], axis=1) for x in (found, k_BKSH)]
+    assert np.array_equal(*of_queries)
 
 
 # ---------------------------------------------------------------------------------------------------- the ring
