@@ -10,7 +10,7 @@ from tformer import config
 from tformer.commands import evaluate, scoring
 from tformer.commands.run import Run
 from tformer.config import Config
-from tformer.training import writers
+from tformer.training import workdir, writers
 
 
 @pytest.fixture
@@ -47,7 +47,9 @@ def test_fields_that_the_config_of_the_run_does_not_have_stand_beside_the_scores
     found = json.loads((run.workdir / 'result.json').read_text())
     assert found['overrides'] == {'test': named, 'valid': named} == writers.overrides(run.workdir)
     assert run.results.keys() == {'test', 'valid'}
-    evaluate.evaluate(run, 'test')
+    stated = {**config.to_dict(run.config), 'decode': {**config.to_dict(run.config)['decode'], 'top_k': 3}}
+    (run.workdir / 'config.json').write_text(json.dumps(stated))  # of an earlier version: without effect under `greedy`
+    evaluate.evaluate(dataclasses.replace(run, config=workdir.changed_config(run.workdir, {})), 'test')
     assert writers.overrides(run.workdir) == {'valid': named}
 
 

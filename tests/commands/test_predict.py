@@ -48,6 +48,12 @@ def test_a_batch_of_texts_has_the_outputs_that_are_predicted(family: str) -> Non
         run.batch(texts, texts)
 
 
+@pytest.mark.parametrize('objective', ['simcse', 'replaced_token'])
+def test_an_objective_that_reads_more_than_a_text_has_no_batch_of_them(objective: str) -> None:
+    with pytest.raises(UserError, match=rf'^train\.objective={objective} reads more than a text'):
+        fresh_run(objective).batch(['a bad cab'])
+
+
 def test_numbers_are_the_outputs() -> None:
     run = fresh_run('regression', label_range=(2.0, 3.0))
     found = predict(run, ['ab', {'text': 'ab', 'pair': 'c'}])

@@ -76,5 +76,5 @@ def test_rows_with_fewer_texts_than_others_say_so(batching):
 
 
 def test_rows_of_several_texts_are_not_packed():
-    with pytest.raises(UserError, match=r"data.batching='pack' is not for contrastive: .*use 'bucket'"):
+    with pytest.raises(UserError, match=r'data\.batching=pack is not for train\.objective=contrastive: .*use bucket'):
         batches_of([record('a', 'b')], batching='pack')

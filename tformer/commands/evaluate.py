@@ -11,7 +11,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from tformer import atomic, commands
+from tformer import atomic, checks, commands
 from tformer import config as config_lib
 from tformer.commands import baseline as baseline_lib
 from tformer.commands import scoring
@@ -113,6 +113,6 @@ def _overrides(run: Run) -> dict[str, Any]:
     """Returns the fields by which scores are other ones than by the config in the workdir, with their values."""
     if not (run.workdir / 'config.json').is_file():
         return {}
-    changed = config_lib.difference(workdir_lib.load_config(run.workdir), run.config)
+    changed = config_lib.difference(checks.settled(workdir_lib.load_config(run.workdir)), run.config)
     sections = ('data', 'decode', 'evaluate')
     return {name: b for name, (_, b) in changed.items() if name.split('.')[0] in sections and name not in NEUTRAL}

@@ -25,7 +25,7 @@ from tformer.distributed import meshes, sharding
 from tformer.errors import UserError
 from tformer.evaluation import activations as activations_lib
 from tformer.model import build, quantized
-from tformer.objectives import OBJECTIVES
+from tformer.objectives import LOSSES, OBJECTIVES
 from tformer.optim.parameters import path_names
 from tformer.training import checkpoint, writers
 from tformer.training import workdir as workdir_lib
@@ -127,11 +127,12 @@ class Run:
         """Returns a batch of texts, one a row, as the model reads them: tokens and positions, padded to the longest.
 
         They are read as the run's objective predicts or writes of them, with the special tokens around them and, where
-        a decoder sees a given text whole, `prefix`. An encoder-decoder that writes has the texts in its encoder, and
-        data.start and the `targets`, if given, in its decoder.
+        a decoder sees a given text whole, `prefix`; `decode.gap` is text. An encoder-decoder that writes has the texts
+        in its encoder, and data.start and the `targets`, if given, in its decoder.
 
         Raises:
-          UserError: a text is longer than model.max_len, or the run writes no targets.
+          UserError: a text is longer than model.max_len, the run writes no targets, or its objective reads more than a
+            text.
         """
         family, target, objective = self.config.model.family, self.tokenizers.target, self.config.train.objective
         task, paired = TASKS[objective], family == 'encoder_decoder'
@@ -139,6 +140,10 @@ class Run:
         template = special_tokens.template_of(self.config, self.tokenizers)
         tokens = (self.tokenizers.source or target).encode_batch(texts)
         judged = not HEADS[task.head].vocabulary
+        if LOSSES[task.loss].whole_batch or task.head == 'detection':
+            raise UserError(
+                f'train.objective={objective} reads more than a text: see tformer.embed, or its own batches'
+            )
         if targets is not None and not paired:
             raise UserError(f'targets are for model.family=encoder_decoder, not {family}')
         if targets is not None and judged:
