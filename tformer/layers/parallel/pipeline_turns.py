@@ -143,7 +143,7 @@ def in_turns(
             (dh, d_own, d_sees), _ = jax.lax.scan(one, start, _numbered(own), reverse=True, unroll=unroll)
             dx = _write(dx, dx[turn.part] + jnp.where(turn.active & turn.begins, dh, jnp.zeros_like(dh)), turn.part)
             d_shared = _each(
-                lambda total, d, whole: _added(total, d, *() if whole else (turn.part,)), d_shared, d_sees, wholes
+                lambda total, d, whole: _added(total, d, *(() if whole else (turn.part,))), d_shared, d_sees, wholes
             )
             return (jnp.where(turn.active & ~turn.begins, dh, jnp.zeros_like(dh)), d_own, dx, d_shared), None
 
