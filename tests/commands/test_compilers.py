@@ -93,6 +93,14 @@ def test_a_device_holds_its_share_and_nothing_gathers_all_parameters(program, me
 
 
 @pytest.mark.parametrize('family', FAMILIES)
+def test_a_pipeline_takes_little_more_memory_than_fsdp(program, family):
+    """Also where its devices have two rows each; but for what `data` beside it holds twice."""
+    pipeline, fsdp = program('pipeline', family), program('fsdp', family)
+    more = sum(pipeline['held'].values()) - sum(fsdp['held'].values())
+    assert pipeline['peak_bytes'] - more < 1.2 * fsdp['peak_bytes']
+
+
+@pytest.mark.parametrize('family', FAMILIES)
 def test_each_token_is_multiplied_by_its_own_experts_alone(program, family):
     """Of eight there are two, in three products each; XLA by itself multiplies by all eight."""
     row = program('expert', family)
