@@ -46,7 +46,7 @@ def check_run(config: Config) -> None:
         model.family != 'encoder_decoder' or not task.writes or len(start) - 1 + decode.max_len <= model.max_len,
         f'decode.max_len={decode.max_len} after data.start={start} is longer than model.max_len={model.max_len}',
     )
-    example_formats.packs(config)  # refuses what does not
+    example_formats.packs(config)  # or refuses to
     _check_decode(decode)
     _check_read_together(config)
     language = config.evaluate.language

@@ -141,9 +141,7 @@ class Run:
         tokens = (self.tokenizers.source or target).encode_batch(texts)
         judged = not HEADS[task.head].vocabulary
         if LOSSES[task.loss].whole_batch or task.head == 'detection':
-            raise UserError(
-                f'train.objective={objective} reads more than a text: see tformer.embed, or its own batches'
-            )
+            raise UserError(f'train.objective={objective} reads more than a text, so has no batch of texts')
         if targets is not None and not paired:
             raise UserError(f'targets are for model.family=encoder_decoder, not {family}')
         if targets is not None and judged:
@@ -162,15 +160,14 @@ class Run:
     def _padded(self, rows: Sequence[Mapping[str, Sequence[int]]]) -> dict[str, np.ndarray]:
         batch: dict[str, np.ndarray] = {}
         for name in rows[0]:
-            length, longest = max(len(row[name]) for row in rows), self.config.model.max_len
-            if length > longest:
-                raise UserError(f'a text of {length} tokens is longer than model.max_len={longest}')
-            positions = name.replace('inputs', 'positions')
-            batch[name], batch[positions] = np.zeros((len(rows), length), np.int32), np.full((len(rows), length), -1)
+            sizes, longest = np.array([len(row[name]) for row in rows]), self.config.model.max_len
+            if sizes.max() > longest:
+                raise UserError(f'a text of {sizes.max()} tokens is longer than model.max_len={longest}')
+            batch[name], places = np.zeros((len(rows), sizes.max()), np.int32), np.arange(sizes.max(), dtype=np.int32)
             for index, row in enumerate(rows):
-                batch[name][index, : len(row[name])] = row[name]
-                batch[positions][index, : len(row[name])] = np.arange(len(row[name]))
-            batch[positions] = batch[positions].astype(np.int32)
+                batch[name][index, : sizes[index]] = row[name]
+            positions = np.where(places[None] < sizes[:, None], places[None], np.int32(-1))
+            batch[name.replace('inputs', 'positions')] = positions
         return batch
 
     def apply(self, batch: Mapping[str, Any], replace: Mapping[str, activations_lib.Replacement] | None = None) -> Any:
