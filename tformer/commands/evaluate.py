@@ -8,7 +8,7 @@ compared with TF-IDF and a linear model, and tags with each word's most frequent
 
 import json
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tformer import atomic, checks, commands
@@ -92,9 +92,8 @@ def evaluate(
             """Adds the scores to what other processes may have written while these were computed."""
             spent = account.seconds() if account is not None else writers.seconds(run.workdir)
             fields = {**writers.overrides(run.workdir), split: others}
-            fields = {each: values for each, values in fields.items() if values}
-            more = {WALL_TIME: spent, writers.OVERRIDES: fields}
-            found_all = {**run.results, split: written, **{name: value for name, value in more.items() if value}}
+            more = {WALL_TIME: spent, writers.OVERRIDES: _there(fields)}
+            found_all = {**run.results, split: written, **_there(more)}
             with digests.recording(run.workdir, *names):
                 if run.config.evaluate.metrics:
                     predictions.write(run.workdir, split, found.outputs, found.references)
@@ -107,6 +106,11 @@ def evaluate(
             named = ', '.join(f'{name}={value}' for name, value in others.items())
             print(f"{split} in result.json is now by {named}; without that, evaluate scores by the run's own config")
     return scores
+
+
+def _there(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the entries that are not empty."""
+    return {name: value for name, value in found.items() if value}
 
 
 def _overrides(run: Run) -> dict[str, Any]:

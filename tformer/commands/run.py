@@ -11,12 +11,10 @@ from flax import linen as nn
 
 from tformer import checks
 from tformer import config as config_lib
-from tformer.commands import scoring
+from tformer.commands import scoring, text_batches
 from tformer.commands import texts as texts_lib
 from tformer.config import Config
 from tformer.config import extensions as extensions_lib
-from tformer.config.tasks import HEADS, TASKS
-from tformer.data.examples import special_tokens
 from tformer.data.tokenizers.chat import Messages
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.decode.generate import STRATEGIES, read_together
@@ -25,7 +23,7 @@ from tformer.distributed import meshes, sharding
 from tformer.errors import UserError
 from tformer.evaluation import activations as activations_lib
 from tformer.model import build, quantized
-from tformer.objectives import LOSSES, OBJECTIVES
+from tformer.objectives import OBJECTIVES
 from tformer.optim.parameters import path_names
 from tformer.training import checkpoint, writers
 from tformer.training import workdir as workdir_lib
@@ -134,41 +132,7 @@ class Run:
           UserError: a text is longer than model.max_len, the run writes no targets, or its objective reads more than a
             text.
         """
-        family, target, objective = self.config.model.family, self.tokenizers.target, self.config.train.objective
-        task, paired = TASKS[objective], family == 'encoder_decoder'
-        texts, targets = texts_lib.several(texts), None if targets is None else texts_lib.several(targets)
-        template = special_tokens.template_of(self.config, self.tokenizers)
-        tokens = (self.tokenizers.source or target).encode_batch(texts)
-        judged = not HEADS[task.head].vocabulary
-        if LOSSES[task.loss].whole_batch or task.head == 'detection':
-            raise UserError(f'train.objective={objective} reads more than a text, so has no batch of texts')
-        if targets is not None and not paired:
-            raise UserError(f'targets are for model.family=encoder_decoder, not {family}')
-        if targets is not None and judged:
-            raise UserError(f'targets are for runs that write, not for train.objective={objective}')
-        if judged:
-            batch = self._padded([template.read(np.array(each, np.int32)) for each in tokens])
-        elif paired:
-            written = target.encode_batch([''] * len(texts) if targets is None else targets)
-            rows = zip(tokens, written, strict=True)
-            batch = self._padded([{'encoder_inputs': template.given(x), 'inputs': template.prompt(y)} for x, y in rows])
-        else:
-            around = template.given if task.given else template.prompt
-            batch = self._padded([{'inputs': around(each)} for each in tokens])
-        return {**batch, 'prefix': batch['positions'] >= 0} if special_tokens.marks_prefix(self.config) else batch
-
-    def _padded(self, rows: Sequence[Mapping[str, Sequence[int]]]) -> dict[str, np.ndarray]:
-        batch: dict[str, np.ndarray] = {}
-        for name in rows[0]:
-            sizes, longest = np.array([len(row[name]) for row in rows]), self.config.model.max_len
-            if sizes.max() > longest:
-                raise UserError(f'a text of {sizes.max()} tokens is longer than model.max_len={longest}')
-            batch[name], places = np.zeros((len(rows), sizes.max()), np.int32), np.arange(sizes.max(), dtype=np.int32)
-            for index, row in enumerate(rows):
-                batch[name][index, : sizes[index]] = row[name]
-            positions = np.where(places[None] < sizes[:, None], places[None], np.int32(-1))
-            batch[name.replace('inputs', 'positions')] = positions
-        return batch
+        return text_batches.batch_of(self.config, self.tokenizers, texts, targets)
 
     def apply(self, batch: Mapping[str, Any], replace: Mapping[str, activations_lib.Replacement] | None = None) -> Any:
         """Returns the model's outputs for a batch, without dropout: the logits [B, T, V] of a language model.

@@ -82,8 +82,8 @@ def make_rules(config: config_lib.Mesh) -> Rules:
 class Schedule(NamedTuple):
     """A pipeline's schedule: the number of microbatches, and how often each of them passes through the stages.
 
-    Without a number there are up to 4 for each stage, as many as divide the rows: the more there are, the less time and
-    memory idle stages take (Huang et al. 2019, 2.3).
+    Without a number there are up to 4 for each stage, as many as divide the rows: the more there are, the less time
+    stages are idle (Huang et al. 2019, 2.3).
     """
 
     parts: int | None

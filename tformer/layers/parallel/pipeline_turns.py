@@ -78,29 +78,44 @@ def in_turns(
       wholes: which arrays of `shared` serve all parts; the others are [parts, ...].
       unroll: of `jax.lax.scan` over the stage's layers. Arrays of `own` are [layers, rounds, ...], x [parts, ...].
     """
-    kept_of = Kept(layer, (False, jax.tree.map(lambda whole: not whole, wholes), True))
+    varies = False, jax.tree.map(lambda whole: not whole, wholes), True
+    passes = _Passes(table, Kept(layer, varies), wholes, unroll)
+    stage = jax.custom_vjp(lambda own, x, shared: passes.forward(own, x, shared, None)[0])
+    stage.defvjp(passes.keeping, passes.backward)
+    return stage
 
-    def seen(shared: Any, turn: Turn) -> Any:
-        return jax.tree.map(lambda a, whole: a if whole else a[turn.part], shared, wholes)
 
-    def forward(own: Any, x: jax.Array, shared: Any, kept: Any) -> tuple[jax.Array, Any]:
-        stage = jax.lax.axis_index(AXIS)
+class _Passes(NamedTuple):
+    """The forward and the backward pass of a stage."""
+
+    table: Timetable
+    layer: Kept
+    wholes: Any
+    unroll: int | bool
+
+    def seen(self, shared: Any, turn: Turn) -> Any:
+        """Returns what all layers see of `shared` in a turn."""
+        return jax.tree.map(lambda a, whole: a if whole else a[turn.part], shared, self.wholes)
+
+    def forward(self, own: Any, x: jax.Array, shared: Any, kept: Any) -> tuple[jax.Array, Any]:
+        """Returns (x after the layers, `kept` with what they keep); None: nothing is kept."""
+        stage, table = jax.lax.axis_index(AXIS), self.table
 
         def tick(carry: Any, time: jax.Array) -> tuple[Any, None]:
             received, ended, kept = carry
             turn = table.at(time, stage)
-            sees = seen(shared, turn)
+            sees = self.seen(shared, turn)
 
             def one(carry: Any, numbered: Any) -> tuple[Any, None]:
                 (h, kept), (i, own) = carry, numbered
-                fixed = jax.tree.map(lambda a: a[turn.round], own), sees, turn.part
+                fixed = _fixed(own, sees, turn)
                 if kept is None:
-                    return (layer(h, fixed), None), None
-                h, new = kept_of.forward(h, fixed)
+                    return (self.layer.function(h, fixed), None), None
+                h, new = self.layer.forward(h, fixed)
                 return (h, jax.tree.map(lambda all_, a: _write(all_, a, turn.number, i), kept, new)), None
 
             h = jnp.where(turn.begins, x[turn.part], received)
-            (y, kept), _ = jax.lax.scan(one, (h, kept), _numbered(own), unroll=unroll)
+            (y, kept), _ = jax.lax.scan(one, (h, kept), _numbered(own), unroll=self.unroll)
             last = time - stage >= table.turns - 1  # computed again in each tick that is left, from the same values
             return (jnp.where(last, received, table.pass_on(y)), _write(ended, y, turn.part), kept), None
 
@@ -108,55 +123,60 @@ def in_turns(
         (_, ended, kept), _ = jax.lax.scan(tick, start, jnp.arange(table.ticks))
         return ended, kept
 
-    def keeping(own: Any, x: jax.Array, shared: Any) -> tuple[jax.Array, Any]:
-        def first(own: Any, x: jax.Array, shared: Any) -> Any:
-            turn = table.at(jnp.array(0), jnp.array(0))
-            return kept_of.forward(x[0], (jax.tree.map(lambda a: a[0, 0], own), seen(shared, turn), turn.part))[1]
+    def keeping(self, own: Any, x: jax.Array, shared: Any) -> tuple[jax.Array, Any]:
+        """Returns (x after the layers, what `backward` needs)."""
 
-        layers = len(jax.tree.leaves(own)[0])
-        kept = jax.tree.map(
-            lambda a: jnp.zeros((table.turns, layers, *a.shape), a.dtype), jax.eval_shape(first, own, x, shared)
-        )
-        ended, kept = forward(own, x, shared, kept)
+        def of_one(own: Any, x: jax.Array, shared: Any) -> Any:
+            turn = self.table.at(jnp.array(0), jnp.array(0))
+            own = jax.tree.map(lambda a: a[0], own)
+            return self.layer.forward(x[0], _fixed(own, self.seen(shared, turn), turn))[1]
+
+        every = self.table.turns, len(jax.tree.leaves(own)[0])
+        shapes = jax.eval_shape(of_one, own, x, shared)
+        kept = jax.tree.map(lambda a: jnp.zeros((*every, *a.shape), a.dtype), shapes)
+        ended, kept = self.forward(own, x, shared, kept)
         return ended, (own, shared, kept)
 
-    def backward(residuals: Any, d_ended: jax.Array) -> tuple[Any, jax.Array, Any]:
+    def backward(self, residuals: Any, d_ended: jax.Array) -> tuple[Any, jax.Array, Any]:
+        """Returns the gradients of own, x and `shared`."""
         own, shared, kept = residuals
-        stage = jax.lax.axis_index(AXIS)
+        stage, table = jax.lax.axis_index(AXIS), self.table
 
         def tick(carry: Any, time: jax.Array) -> tuple[Any, None]:
             dh, d_own, dx, d_shared = carry
             turn = table.at(time, stage)
-            sees = seen(shared, turn)
+            sees, nothing = self.seen(shared, turn), jnp.zeros_like(dh)
             ends = turn.active & (stage == table.stages - 1) & (turn.round == table.rounds - 1)
-            dh = table.pass_back(dh) + jnp.where(ends, d_ended[turn.part], jnp.zeros_like(dh))
+            dh = table.pass_back(dh) + jnp.where(ends, d_ended[turn.part], nothing)
 
             def one(carry: Any, numbered: Any) -> tuple[Any, None]:
                 (dh, d_own, d_sees), (i, own) = carry, numbered
-                fixed = jax.tree.map(lambda a: a[turn.round], own), sees, turn.part
                 leaves = jax.tree.map(lambda a: a[turn.number, i], kept)
-                dh, (d_layer, d_seen, _) = kept_of.backward(fixed, leaves, dh)
+                dh, (d_layer, d_seen, _) = self.layer.backward(_fixed(own, sees, turn), leaves, dh)
                 d_own = _each(lambda total, d: _added(total, d, i, turn.round), d_own, d_layer)
                 return (dh, d_own, _each(_added, d_sees, d_seen)), None
 
             start = dh, d_own, _zeros(sees)
-            (dh, d_own, d_sees), _ = jax.lax.scan(one, start, _numbered(own), reverse=True, unroll=unroll)
-            dx = _write(dx, dx[turn.part] + jnp.where(turn.active & turn.begins, dh, jnp.zeros_like(dh)), turn.part)
-            d_shared = _each(
-                lambda total, d, whole: _added(total, d, *(() if whole else (turn.part,))), d_shared, d_sees, wholes
-            )
-            return (jnp.where(turn.active & ~turn.begins, dh, jnp.zeros_like(dh)), d_own, dx, d_shared), None
+            (dh, d_own, d_sees), _ = jax.lax.scan(one, start, _numbered(own), reverse=True, unroll=self.unroll)
+            dx = _added(dx, jnp.where(turn.active & turn.begins, dh, nothing), turn.part)
+
+            def of_part(total: Any, d: Any, whole: bool) -> Any:
+                return _added(total, d, *(() if whole else (turn.part,)))
+
+            d_shared = _each(of_part, d_shared, d_sees, self.wholes)
+            return (jnp.where(turn.active & ~turn.begins, dh, nothing), d_own, dx, d_shared), None
 
         start = jnp.zeros_like(d_ended[0]), _zeros(own), jnp.zeros_like(d_ended), _zeros(shared)
         (_, *found), _ = jax.lax.scan(tick, start, jnp.arange(table.ticks), reverse=True)
         return tuple(found)
 
-    stage = jax.custom_vjp(lambda own, x, shared: forward(own, x, shared, None)[0])
-    stage.defvjp(keeping, backward)
-    return stage
-
 
 _each = functools.partial(jax.tree.map, is_leaf=lambda a: a is None)  # with None for a gradient that there is not
+
+
+def _fixed(own: Any, sees: Any, turn: Turn) -> Any:
+    """Returns a layer's second argument in a turn; `own` is [rounds, ...]."""
+    return jax.tree.map(lambda a: a[turn.round], own), sees, turn.part
 
 
 def _numbered(own: Any) -> tuple[jax.Array, Any]:
