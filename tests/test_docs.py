@@ -251,12 +251,27 @@ def test_the_sizes_of_caches_are_what_the_lines_beside_them_print(capsys: pytest
 
 
 @pytest.mark.slow
-def test_the_file_from_outside_the_package_adds_its_row(tmp_path: pathlib.Path) -> None:
-    (code,) = (code for code in blocks(TEXTS['docs/how-to/extend.md'], 'python') if 'def star_relu' in code)
-    (tmp_path / 'my_activation.py').write_text(code)
-    flags = ['--config.extensions=my_activation.py', '--config.model.activation=star_relu']
-    shown = run(['-m', 'tformer', 'inspect', f'--config={ROOT}/configs/lm_stdlib.py:smoke', *flags], tmp_path)
-    assert 'star_relu' in shown
+def test_files_from_outside_the_package_add_their_rows(tmp_path: pathlib.Path) -> None:
+    """As the page shows them: one run trains on an activation, a source, an optimizer and a schedule, one on a loss."""
+    files = dict(
+        re.findall(r'`(my_\w+\.py)`(?:\.|:)\n\n```python\n(.*?)```', TEXTS['docs/how-to/extend.md'], re.DOTALL)
+    )
+    assert sorted(files) == ['my_activation.py', 'my_objective.py', 'my_source.py', 'my_training.py']
+    for name, code in files.items():
+        (tmp_path / name).write_text(code)
+
+    def train(recipe: str, workdir: str, fields: dict[str, str]) -> None:
+        flags = [f'--config.{field}={value}' for field, value in fields.items()]
+        run(['-m', 'tformer', 'train', f'--config={ROOT}/configs/{recipe}', f'--workdir={workdir}', *flags], tmp_path)
+
+    parts = {'model.activation': 'star_relu', 'data.source': 'squares', 'optimizer.name': 'signum'}
+    chosen = {'extensions': 'my_activation.py,my_source.py,my_training.py', 'optimizer.schedule': 'triangle'}
+    train('g2p.py:smoke', 'squares', {**parts, **chosen, 'train.num_steps': '2'})
+    (tmp_path / 'train.tsv').write_text(''.join(f'{("even", "odd")[n % 2]}\tthe number {n}\n' for n in range(400)))
+    labels = {'extensions': 'my_objective.py', 'data.path': 'train.tsv', 'train.objective': 'focal_classification'}
+    train('classify.py:small', 'focal', {**labels, 'train.num_steps': '2', 'train.num_epochs': 'None'})
+    scores = json.loads((tmp_path / 'focal' / 'result.json').read_text())['test']
+    assert 0 < scores['loss'] < scores['nll']
 
 
 @pytest.mark.proof

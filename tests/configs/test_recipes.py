@@ -10,10 +10,14 @@ import pytest
 from places import ROOT
 from tformer import checks, config
 from tformer.config import Config, Model
+from tformer.config.tasks import TASKS
 from tformer.distributed.sharding import unboxed
 from tformer.errors import UserError
 from tformer.layers import mlp, norms, positions, rope_scalings
 from tformer.model import build
+from tformer.objectives import LOSSES
+from tformer.optim.optimizers import OPTIMIZERS
+from tformer.optim.schedules import SCHEDULES
 
 PAGE = (ROOT / 'docs' / 'how-to' / 'extend.md').read_text()
 BLOCKS = re.findall(r'in `tformer/layers/(\w+)\.py`:\n\n```python\n(.*?)```', PAGE, re.DOTALL)
@@ -21,6 +25,7 @@ MODULES = {'mlp': (mlp, mlp.ACTIVATIONS), 'norms': (norms, norms.NORMS), 'positi
 FIELDS = {'mlp': {'activation': 'mish'}, 'norms': {'norm': 'prmsnorm'}, 'positions': {'position': 'kerple'}}
 ROTARY = re.findall(r'```python\n(def halved_angles.*?)```', PAGE, re.DOTALL)
 RECIPES = [*((name, code, FIELDS[name]) for name, code in BLOCKS), ('positions', *ROTARY, {'position': 'halved_rope'})]
+FILES = dict(re.findall(r'`(my_\w+\.py)`:\n\n```python\n(.*?)```', PAGE, re.DOTALL))
 
 
 def test_there_are_three():
@@ -49,6 +54,36 @@ def test_a_recipe_makes_a_key_that_is_valid_causal_and_trained(name, code, choic
             del table[key]
         for key in set(vars(module)) - before[1]:
             delattr(module, key)
+
+
+def defined(monkeypatch, file, **rows):
+    """What a file of the page defines; the rows that it adds to tables leave them after the test."""
+    for key, table in rows.items():
+        monkeypatch.setitem(table, key, None)
+    names = {}
+    exec(FILES[file], names)
+    return names
+
+
+def test_the_optimizer_and_the_schedule_are_what_they_say(monkeypatch):
+    names = defined(monkeypatch, 'my_training.py', signum=OPTIMIZERS, triangle=SCHEDULES)
+    steps = jnp.asarray([0, 5, 10, 15, 20])
+    rates = names['triangle'](steps, 2.0, 3, num_steps=20, final=0.1, decay=0.2, emb_dim=8)
+    np.testing.assert_allclose(rates, [0, 1, 2, 1.1, 0.2], atol=1e-6)
+    direction = names['signum'](config.Optimizer(momentum=0.5), None)
+    state = direction.init(jnp.zeros(3))
+    for grads, signs in (([4.0, -4.0, 0.0], [1, -1, 0]), ([-1.0, 3.0, 2.0], [1, 1, 1])):
+        step, state = direction.update(jnp.asarray(grads), state)
+        assert step.tolist() == signs
+
+
+def test_the_loss_is_that_of_the_paper(monkeypatch):
+    names = defined(monkeypatch, 'my_objective.py', focal=LOSSES, focal_classification=TASKS)
+    p = np.asarray([[0.9, 0.1], [0.3, 0.7], [0.5, 0.5]], np.float32)
+    batch = {'labels': jnp.asarray([0, 0, 1]), 'label_weights': jnp.asarray([1.0, 1.0, 0.0])}
+    total, weight = names['focal_scores'](jnp.log(p), batch)['loss']
+    np.testing.assert_allclose(total, -0.01 * np.log(0.9) - 0.49 * np.log(0.3), rtol=1e-5)
+    assert weight == 2 and TASKS['focal_classification'].loss == 'focal'
 
 
 def test_a_rotary_scaling_that_reads_no_factor_needs_none(monkeypatch):
