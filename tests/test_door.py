@@ -234,6 +234,10 @@ def test_a_text_becomes_a_batch(run: tformer.Run) -> None:
     assert run.apply(batch).shape == (2, 1, run.config.model.vocab_size)
     with pytest.raises(UserError, match=r'longer than model.max_len=64'):
         run.batch(['a' * 64])
+    with pytest.raises(UserError, match=r'^1 targets do not go with 2 texts$'):
+        run.batch(['ab', 'abc'], [''])
+    with pytest.raises(UserError, match=r'^no texts make no batch$'):
+        run.batch([])
 
 
 @pytest.mark.parametrize(('objective', 'after'), [('seq2seq', ['sep']), ('prefix_lm', []), ('causal_lm', [])])

@@ -129,8 +129,8 @@ class Run:
         in its encoder, and data.start and the `targets`, if given, in its decoder.
 
         Raises:
-          UserError: a text is longer than model.max_len, the run writes no targets, or its objective reads more than a
-            text.
+          UserError: there are no texts or not as many targets, a text is longer than model.max_len, the run writes no
+            targets, or its objective reads more than a text.
         """
         return text_batches.batch_of(self.config, self.tokenizers, texts, targets)
 

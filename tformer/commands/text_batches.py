@@ -22,6 +22,10 @@ def batch_of(
     task, paired = TASKS[objective], family == 'encoder_decoder'
     texts, targets = texts_lib.several(texts), None if targets is None else texts_lib.several(targets)
     judged = not HEADS[task.head].vocabulary
+    if not texts:
+        raise UserError('no texts make no batch')
+    if targets is not None and len(targets) != len(texts):
+        raise UserError(f'{len(targets)} targets do not go with {len(texts)} texts')
     if LOSSES[task.loss].whole_batch or task.head == 'detection':
         raise UserError(f'train.objective={objective} reads more than a text, so has no batch of texts')
     if targets is not None and not paired:
