@@ -26,11 +26,13 @@ def run(tmp_path, monkeypatch) -> Run:
 
 def test_scores_of_a_split_stand_beside_those_of_others_with_their_step_and_facts(run, capsys):
     assert evaluate.evaluate(run, 'test', parameters=5) == {'loss': 1.5}
-    evaluate.evaluate(run, 'valid', averaged_checkpoints=2)
+    evaluate.evaluate(dataclasses.replace(run, chosen={'average': 2}), 'valid')
     wanted = {'test': {'step': 7, 'parameters': 5, 'loss': 1.5}}
-    wanted['valid'] = {'step': 7, 'averaged_checkpoints': 2, 'loss': 2.5}
-    assert json.loads((run.workdir / 'result.json').read_text()) == run.results == wanted
+    wanted['valid'] = {'step': 7, 'loss': 2.5}
+    written = json.loads((run.workdir / 'result.json').read_text())
+    assert written.pop('overrides') == {'valid': {'average': 2}} and written == run.results == wanted
     said = capsys.readouterr().out
+    assert 'valid in result.json is now by average=2; ' in said
     assert f'{run.workdir} step 7, test: 3 records\n  loss  1.5\na sample\n' in said
 
 

@@ -71,8 +71,9 @@ def test_evaluate_scores_the_mean_of_the_newest_checkpoints(trained, tmp_path) -
     shutil.copytree(trained, run)
     ran = tformer('evaluate', f'--workdir={run}', '--split=valid', '--average=2')
     assert ran.returncode == 0 and f'{run} step 4, valid: 12 records' in ran.stdout, ran.stderr
-    found = json.loads((run / 'result.json').read_text())['valid']
-    assert (found['step'], found['averaged_checkpoints']) == (4, 2)
+    results = json.loads((run / 'result.json').read_text())
+    found = results['valid']
+    assert (found['step'], results['overrides']) == (4, {'valid': {'average': 2}})
     one, other = (Run.load(run, which=which) for which in ('best', 'latest'))
     mean = jax.tree.map(lambda x, y: (np.asarray(x) + np.asarray(y)) / 2, one.variables, other.variables)
     scores = scoring.score(one.config, one.tokenizers, mean, 'valid').scores

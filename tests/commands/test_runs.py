@@ -94,7 +94,7 @@ def test_an_interrupted_run_continues_bit_for_bit(tmp_path: pathlib.Path, monkey
     arguments = ['tformer', 'evaluate', f'--workdir={tmp_path / "whole"}', '--split=valid', '--average']
     command_line.main([*arguments, '2'])
     assert 'step 6, valid' in capsys.readouterr().out
-    assert json.loads((tmp_path / 'whole' / 'result.json').read_text())['valid']['averaged_checkpoints'] == 2
+    assert json.loads((tmp_path / 'whole' / 'result.json').read_text())['overrides'] == {'valid': {'average': 2}}
     with pytest.raises(errors.UserError, match=r'newest 2 checkpoints are kept \(train.keep_last=2\)'):
         command_line.main([*arguments, '3'])
 

@@ -115,11 +115,15 @@ def ended(run, output) -> bool:
 
 @pytest.mark.slow
 def test_several_prompts_and_several_texts_of_each_come_in_their_order(server, workdir) -> None:
+    """Each prompt has its own draws, also of two that are the same: those of `generate` for the list."""
     run = load(workdir, strategy='sample', max_len=7, num_outputs=3)
-    _, answer, _ = server.complete(prompt=PROMPTS[:2], n=3, max_tokens=7, seed=9)
-    expected = [output.text for prompt in PROMPTS[:2] for output in dict(run.write([prompt], 9))[0]]
-    assert [choice['text'] for choice in answer['choices']] == expected
-    assert [choice['index'] for choice in answer['choices']] == list(range(6))
+    for prompts in (PROMPTS[:2], PROMPTS[:1] * 2):
+        _, answer, _ = server.complete(prompt=prompts, n=3, max_tokens=7, seed=9)
+        written = dict(run.write(prompts, 9))
+        texts = [choice['text'] for choice in answer['choices']]
+        assert texts == [output.text for row in range(2) for output in written[row]]
+        assert [choice['index'] for choice in answer['choices']] == list(range(6))
+    assert texts[:3] != texts[3:]
 
 
 def test_a_stream_says_the_same_in_pieces(server) -> None:

@@ -331,6 +331,8 @@ def test_scores_by_other_fields_than_the_run_has_are_tasks_that_differ(tmp_path:
     result = {**json.loads((place / 'result.json').read_text()), 'overrides': {'test': {'evaluate.max_examples': 1}}}
     (place / 'result.json').write_text(json.dumps(result))
     assert 'The tasks of the arms differ, in evaluate.max_examples: ' in written(home)
+    (place / 'result.json').write_text(json.dumps({**result, 'overrides': {'test': {'average': 2}}}))
+    assert 'The tasks of the arms differ, in average: ' in written(home)
 
 
 def test_many_arms_have_few_words(tmp_path: pathlib.Path, monkeypatch) -> None:

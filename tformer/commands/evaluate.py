@@ -41,8 +41,7 @@ NEUTRAL = (  # fields that change no score
 def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) -> None:
     workdir = commands.needed(flags, 'workdir')
     loaded = Run.load(workdir, overrides, flags.checkpoint, flags.average, placed=True)
-    facts = {} if flags.average is None else {'averaged_checkpoints': flags.average}
-    evaluate(loaded, flags.split, baseline=flags.baseline, **facts)
+    evaluate(loaded, flags.split, baseline=flags.baseline)
 
 
 def evaluate(
@@ -104,7 +103,7 @@ def evaluate(
             store_copies.revise(run.workdir, add, [*names, digests.FILE])
         if others:
             named = ', '.join(f'{name}={value}' for name, value in others.items())
-            print(f"{split} in result.json is now by {named}; without that, evaluate scores by the run's own config")
+            print(f'{split} in result.json is now by {named}; without that, evaluate scores the run as it was trained')
     return scores
 
 
@@ -114,9 +113,11 @@ def _there(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _overrides(run: Run) -> dict[str, Any]:
-    """Returns the fields by which scores are other ones than by the config in the workdir, with their values."""
+    """Returns by what scores are others than those of the best checkpoint by the config in the workdir: fields and what
+    is `Run.chosen`, with their values."""
     if not (run.workdir / 'config.json').is_file():
-        return {}
+        return dict(run.chosen)
     changed = config_lib.difference(checks.settled(workdir_lib.load_config(run.workdir)), run.config)
     sections = ('data', 'decode', 'evaluate')
-    return {name: b for name, (_, b) in changed.items() if name.split('.')[0] in sections and name not in NEUTRAL}
+    fields = {name: b for name, (_, b) in changed.items() if name.split('.')[0] in sections and name not in NEUTRAL}
+    return {**run.chosen, **fields}

@@ -20,7 +20,7 @@ from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.decode.generate import STRATEGIES, read_together
 from tformer.decode.text import Output, Share, best
 from tformer.distributed import meshes, sharding
-from tformer.errors import UserError
+from tformer.errors import UserError, choose
 from tformer.evaluation import activations as activations_lib
 from tformer.model import build, quantized
 from tformer.objectives import OBJECTIVES
@@ -47,6 +47,8 @@ class Run:
       variables: what `model.apply` takes: `params`, and `statistics` if the model keeps some.
       step: the number of updates behind the parameters.
       draft: a smaller run that drafts tokens; None: none does.
+      chosen: how the parameters are others than those of the best checkpoint: {'checkpoint': 'latest'}, or {'average':
+        the number of checkpoints}.
     """
 
     workdir: pathlib.Path
@@ -55,6 +57,7 @@ class Run:
     variables: dict[str, Any]
     step: int
     draft: 'Run | None' = None
+    chosen: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def load(
@@ -80,6 +83,9 @@ class Run:
           UserError: the directory is not a workdir, it has no checkpoint, or an override, an extension or a draft does
             not fit.
         """
+        choose(dict.fromkeys(('best', 'latest')), which, 'which')
+        if average is not None and which != 'best':
+            raise UserError(f'--average={average} is of the newest checkpoints, --checkpoint={which} of one: give one')
         extensions_lib.import_files(extensions)
         home = pathlib.Path(workdir)
         config = workdir_lib.changed_config(home, overrides or {})
@@ -90,11 +96,13 @@ class Run:
         places = scoring.shardings(config, meshes.make_mesh(config.mesh)) if placed else None
         if average is None:
             variables, step = checkpoint.load_variables(home, which, places)
+            chosen = {} if which == 'best' or step == checkpoint.best(home) else {'checkpoint': which}
         else:
             variables, step = checkpoint.load_average(home, average, config.train.keep_last, places)
+            chosen = {'average': average}
         if step == 0 and not headless:  # of the hub, where checkpoints without a head are common
             _check_complete(home, config, variables)
-        run = cls(home, config, tokens, variables, step)
+        run = cls(home, config, tokens, variables, step, chosen=chosen)
         return run if draft is None else dataclasses.replace(run, draft=_drafting(draft, run, placed))
 
     def __repr__(self) -> str:

@@ -186,7 +186,7 @@ class Texts:
         if (number := len(read) * asked.number) > waiting:  # which the queue has no room for even when it is empty
             raise Refusal(400, f'{number} texts are asked for, and no more than --waiting={waiting} can wait')
         self.requests: list[Request] = []
-        for tokens in read:
+        for row, tokens in enumerate(read):
             room = row_writer.room(api.run.config, tokens)
             if asked.most is not None and asked.most > room:
                 line = f'a prompt of {len(tokens)} tokens leaves {room} of model.max_len={longest}'
@@ -196,9 +196,10 @@ class Texts:
                 raise Refusal(400, f'max_tokens={most}: the shortest text that fits has {api.made.least} with its end')
             for number in range(asked.number):
                 say = functools.partial(self._say, len(self.requests))
-                drawing, deadline = asked.drawing._replace(number=number, most=most), time.monotonic() + api.timeout
+                drawing = asked.drawing._replace(row=row, number=number, most=most)
                 batch = api.made.batch(tokens) | row_writer.bias_of(asked.biases)
-                self.requests.append(Request(batch, drawing, most, asked.stops, say, deadline))
+                end = time.monotonic() + api.timeout
+                self.requests.append(Request(batch, drawing, most, asked.stops, say, end))
         self.counts = {'prompt_tokens': sum(map(len, read)), 'completion_tokens': 0}
         why = api.scheduler.submit(self.requests)
         if why == 'full':

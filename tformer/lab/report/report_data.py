@@ -186,7 +186,8 @@ def _tasks(found: Results, metric: str) -> list[str]:
     names = dict.fromkeys([*(name for name in TASK if not (by_text and 'tokenizer' in name)), *overridden])
 
     def value(run: Run, name: str) -> str:
-        return json.dumps(run.overrides.get(split, {}).get(name, operator.attrgetter(name)(run.stated)))
+        own = operator.attrgetter(name)(run.stated) if '.' in name else None  # a flag, such as `average`
+        return json.dumps(run.overrides.get(split, {}).get(name, own))
 
     return [name for name in names if len({value(run, name) for run in runs}) > 1]
 

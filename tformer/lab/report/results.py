@@ -21,7 +21,8 @@ from tformer.lab.sweep.overrides import SEED
 from tformer.training import checkpoint, digests, workdir, writers
 
 DONE, FAILED, UNFINISHED, UNREADABLE, PRUNED = 'done', 'failed', 'unfinished', 'unreadable', 'pruned'
-FACTS = ('step', 'parameters', 'averaged_checkpoints')  # entries of a split in result.json that are not metrics
+# entries of a split in result.json that are not metrics; the last one was written until `overrides` were
+FACTS = ('step', 'parameters', 'averaged_checkpoints')
 
 
 @dataclasses.dataclass(frozen=True)
