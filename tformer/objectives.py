@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from tformer.config import Config, Model, Train
-from tformer.config.tasks import TASKS
+from tformer.config.tasks import TASKS, Task
 from tformer.layers import preferences
 from tformer.layers.class_scores import Scalar, Scores, Teaching, class_scores, cross_entropy
 from tformer.layers.dropout import DropoutRates, MaybeScalar
@@ -194,10 +194,12 @@ class Loss:
     z_loss: bool = True  # whether the z-loss applies
     whole_batch: bool = False  # whether the loss of a row depends on the other rows
     with_reference: bool = False  # whether there are no scores without a teacher's outputs, in evaluation either
+    # whether the outputs may be the `TokenStatistics` of logits, which are computed in parts (train.loss_chunk)
+    by_statistics: bool = False
 
 
 LOSSES: dict[str, Loss] = {
-    'tokens': Loss(token_scores),
+    'tokens': Loss(token_scores, by_statistics=True),
     'tags': Loss(token_scores, predict=most_likely),
     'labels': Loss(label_scores, predict=most_likely),
     'numbers': Loss(number_scores, ('loss',), lambda numbers_B, *_: numbers_B, smoothing=False, z_loss=False),
@@ -209,8 +211,11 @@ LOSSES: dict[str, Loss] = {
         whole_batch=True,
     ),
     'cosines': Loss(cosine_scores, ('loss',), cosines, smoothing=False, z_loss=False),
-    'dpo': Loss(preferences.dpo_scores, preferences.NAMES, z_loss=False, with_reference=True),
-    'ipo': Loss(preferences.ipo_scores, preferences.NAMES, smoothing=False, z_loss=False, with_reference=True),
+    'dpo': Loss(preferences.dpo_scores, preferences.NAMES, z_loss=False, with_reference=True, by_statistics=True),
+    'ipo': Loss(
+        preferences.ipo_scores, preferences.NAMES, smoothing=False, z_loss=False, with_reference=True,
+        by_statistics=True,
+    ),
     'spans': Loss(span_scores, predict=best_spans, smoothing=False),
     'sentences': Loss(
         sentence_scores, (*_TOKEN_MEANS, 'sentence_loss', 'sentence_accuracy'), sentence_classes,
@@ -232,9 +237,9 @@ class Objective(Loss):
     teacher: bool = False  # whether a teacher's outputs are part of the loss that is trained
 
     def method_for(self, chunk: Chunk, **teacher: Any) -> Method:
-        """Returns the method that learns; of tokens it gives the statistics of their logits, a `chunk` at a time, or of
-        a model that has none the logits."""
-        if self.method != '__call__':
+        """Returns the method that learns. Where those are enough, it gives the statistics of the tokens' logits, a
+        `chunk` at a time, or of a model that has none the logits."""
+        if self.method != '__call__' or not self.by_statistics:
             return self.method
 
         def learn(model: nn.Module, *args: Any) -> Any:
@@ -251,7 +256,7 @@ class Objective(Loss):
             own = self.method_for(chunk)
             if teacher is None:
                 return own, ()
-            within = self.method == '__call__' and not self.with_reference
+            within = self.method == '__call__' and self.by_statistics and not self.with_reference
             method = 'logits_input' if within else own
             outputs: Any = teacher.apply(jax.lax.stop_gradient(variables), batch, DropoutRates(), method=method)
             if within:
@@ -267,11 +272,16 @@ class Objective(Loss):
 
 def loss_chunk(config: Config) -> Chunk:
     """Returns how many logits are held at once: train.loss_chunk, or None, all, also for `auto` where those of whole
-    rows are few or the head cannot be computed in parts."""
-    given, model = config.train.loss_chunk, config.model
-    in_parts = TASKS[config.train.objective].head == 'tokens' and not whole_batch_head(model)
+    rows are few, or the head or the loss cannot be computed in parts."""
+    given, model, task = config.train.loss_chunk, config.model, TASKS[config.train.objective]
+    in_parts = computed_in_parts(task) and not whole_batch_head(model)
     few = config.data.length * (model.vocab_size or 0) <= AUTO_LOGITS
     return None if given == 'auto' and (few or not in_parts) else given
+
+
+def computed_in_parts(task: Task) -> bool:
+    """Returns whether a part of the tokens' logits may be held at a time."""
+    return task.head == 'tokens' and LOSSES[task.loss].by_statistics
 
 
 def whole_batch_head(model: Model) -> bool:

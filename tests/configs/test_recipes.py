@@ -1,5 +1,6 @@
 """The recipes to add a part, carried out as docs/how-to/extend.md prints them."""
 
+import dataclasses
 import re
 
 import jax
@@ -7,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import tformer
 from places import ROOT
 from tformer import checks, config
 from tformer.config import Config, Model
@@ -15,7 +17,7 @@ from tformer.distributed.sharding import unboxed
 from tformer.errors import UserError
 from tformer.layers import mlp, norms, positions, rope_scalings
 from tformer.model import build
-from tformer.objectives import LOSSES
+from tformer.objectives import LOSSES, Loss, loss_chunk, token_scores
 from tformer.optim.optimizers import OPTIMIZERS
 from tformer.optim.schedules import SCHEDULES
 
@@ -26,6 +28,8 @@ FIELDS = {'mlp': {'activation': 'mish'}, 'norms': {'norm': 'prmsnorm'}, 'positio
 ROTARY = re.findall(r'```python\n(def halved_angles.*?)```', PAGE, re.DOTALL)
 RECIPES = [*((name, code, FIELDS[name]) for name, code in BLOCKS), ('positions', *ROTARY, {'position': 'halved_rope'})]
 FILES = dict(re.findall(r'`(my_\w+\.py)`:\n\n```python\n(.*?)```', PAGE, re.DOTALL))
+
+SMALL = {'model.vocab_size': '64', 'model.dropout_rate': '0'}
 
 
 def test_there_are_three():
@@ -84,6 +88,35 @@ def test_the_loss_is_that_of_the_paper(monkeypatch):
     total, weight = names['focal_scores'](jnp.log(p), batch)['loss']
     np.testing.assert_allclose(total, -0.01 * np.log(0.9) - 0.49 * np.log(0.3), rtol=1e-5)
     assert weight == 2 and TASKS['focal_classification'].loss == 'focal'
+
+
+def test_a_loss_that_needs_whole_logits_gets_them(monkeypatch):
+    """Such as one with the entropy of each token's distribution; of the tokens' own losses statistics are enough."""
+
+    def flat_scores(logits_BTV, batch, *_):
+        log_p_BTV = jax.nn.log_softmax(logits_BTV.astype(jnp.float32))
+        entropies_BT = -jnp.sum(jnp.exp(log_p_BTV) * log_p_BTV, -1)
+        found = token_scores(logits_BTV, batch)
+        total, weight = found['loss']
+        return {**found, 'loss': (total - 0.1 * jnp.sum(entropies_BT * batch['weights']), weight)}
+
+    monkeypatch.setitem(LOSSES, 'flat', Loss(flat_scores))
+    monkeypatch.setitem(TASKS, 'flat_lm', TASKS['causal_lm']._replace(loss='flat'))
+    cfg = tformer.load_config(f'{ROOT}/configs/lm_stdlib.py:smoke', {'train.objective': 'flat_lm'})
+    wide = dataclasses.replace(cfg, model=dataclasses.replace(cfg.model, vocab_size=2**20))
+    assert loss_chunk(wide) is None
+    own = dataclasses.replace(wide, train=dataclasses.replace(cfg.train, objective='causal_lm'))
+    assert loss_chunk(own) == 'auto'
+    fields = {**SMALL, 'train.objective': 'flat_lm'}
+    with pytest.raises(UserError, match='train.loss_chunk=2 has no effect here'):
+        tformer.load_config(f'{ROOT}/configs/lm_stdlib.py:smoke', {**fields, 'train.loss_chunk': '2'})
+    cfg = tformer.load_config(f'{ROOT}/configs/lm_stdlib.py:smoke', fields)
+    batch = tformer.random_batch(cfg)
+    state = tformer.new_state(cfg, batch)
+    logits = build(cfg.model).apply({'params': state.params}, batch)
+    total, weight = flat_scores(logits, batch)['loss']
+    _, metrics = tformer.train_step(cfg)(state, batch)
+    np.testing.assert_allclose(metrics['loss'], total / weight, rtol=1e-5)
 
 
 def test_a_rotary_scaling_that_reads_no_factor_needs_none(monkeypatch):

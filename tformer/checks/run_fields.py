@@ -16,7 +16,7 @@ from tformer.data.tokenizers.tokenizers import TOKENIZERS
 from tformer.decode.generate import STRATEGIES
 from tformer.evaluation.metrics import METRICS
 from tformer.evaluation.scorer import JUDGES
-from tformer.objectives import LOSSES
+from tformer.objectives import LOSSES, computed_in_parts
 from tformer.optim.optimizers import OPTIMIZERS
 from tformer.optim.schedules import SCHEDULES
 
@@ -138,7 +138,7 @@ def _single_rules() -> dict[str, Rule]:
         'train.distillation_weight': distils,
         'train.distillation_temperature': _both(distils, _objectives(lambda task: task.loss != 'numbers')),
         'train.preference_beta': _objectives(lambda task: LOSSES[task.loss].with_reference),
-        'train.loss_chunk': _objectives(lambda task: task.head == 'tokens'),
+        'train.loss_chunk': _objectives(computed_in_parts),
         'train.second_loss_weight': _objectives(lambda task: LOSSES[task.loss].second),
         'mesh.microbatches': (lambda c: c.mesh.pipeline != 1, 'mesh.pipeline is above 1'),
         'mesh.pipeline_repeats': (lambda c: c.mesh.pipeline != 1, 'mesh.pipeline is above 1'),
