@@ -134,7 +134,7 @@ def test_the_files_of_another_directory_stay_as_they_are(tmp_path: pathlib.Path)
         (('--output=a', '--workdir=b'), '--output and --workdir are two preparations'),
         (('--output=a', '--processes=1', '--beam=--runner=x'), '--processes and --beam are two ways'),
         (('--output=',), '--output is empty: name the directory of the set'),
-        (('--output=s3://a/b',), '--output=s3://a/b is a URL: name a directory of this machine'),
+        (('--output=s3://a/b',), '--output=s3://a/b is a URL, and this takes a path of this machine'),
         (('--output=.',), '--output=. holds other files, and no prepared set: name a new or an empty directory'),
         (('--output=a', '--processes=0'), '--processes=0 must be positive'),
         (('--output=a', '--config.data.deduplicate=same'), "data.deduplicate='same' is unknown"),

@@ -186,7 +186,7 @@ def test_a_url_that_became_a_path_makes_no_directory(tmp_path, monkeypatch):
         lambda: stores.require_local('s3://b/x'),
     ):
         with pytest.raises(
-            UserError, match=r"^s3://b/x is a URL, and this takes a path .*_copies\.local\('s3://b/x', "
+            UserError, match=r'^s3://b/x is a URL, and this takes a path of this machine: copy it from the store first$'
         ):
             use()
     assert not [*tmp_path.iterdir()]

@@ -21,6 +21,7 @@ from tformer.commands.import_ import HUB, new_directory
 from tformer.commands.run import Run, opened
 from tformer.config import Model, json_files
 from tformer.config.tasks import HEADS, TASKS, head_parameters
+from tformer.data import stores
 from tformer.errors import UserError, choose
 from tformer.hf import adapters, card, convert, generation, heads, models, safetensors, sentence_encoders
 from tformer.hf.directory import is_hub, open_hub
@@ -62,6 +63,7 @@ def export(
     Raises:
       UserError: no family expresses the model, by its first field in which they differ; or the directory is in use.
     """
+    stores.require_local(path, written=True)
     if shard_bytes < 1:
         raise UserError(f'--shard_bytes={shard_bytes} must be positive')
     run, place = opened(run, headless=True), pathlib.Path(path)

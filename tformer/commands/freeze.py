@@ -27,6 +27,7 @@ from tformer.commands.import_ import new_directory
 from tformer.commands.row_writer import RowWriter
 from tformer.commands.run import Run, opened
 from tformer.config import Config, Mesh
+from tformer.data import stores
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.decode import programs
 from tformer.decode.drawing import Drawing, drawing_of
@@ -65,6 +66,7 @@ def freeze(
       UserError: the run does not write text or is recurrent, a platform is unknown, there is something at `path`, or
         the package flatbuffers is missing.
     """
+    stores.require_local(path, written=True)
     run = opened(run)
     if rows < 1:
         raise UserError(f'--rows={rows} must be at least 1')

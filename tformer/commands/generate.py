@@ -26,6 +26,7 @@ from tformer import atomic, commands
 from tformer.commands import kept, reading, streaming
 from tformer.commands import texts as texts_lib
 from tformer.commands.run import Run, opened
+from tformer.data import store_copies
 from tformer.data.sources import fields
 from tformer.data.sources.records import BadRecord
 from tformer.data.tokenizers.chat import Messages
@@ -113,7 +114,7 @@ def _write(
 def _weights(run: Run) -> list[Any]:
     """Returns what a run's parameters are known by."""
     place = checkpoint.directory(run.workdir, run.step)
-    return [str(run.workdir.resolve()), run.step, digests.digest(place, 'variables/')]
+    return [store_copies.shown(run.workdir.resolve()), run.step, digests.digest(place, 'variables/')]
 
 
 def _as_lines(line: str, outputs: Sequence[Output], *, scores: bool, jsonl: bool) -> str:

@@ -25,6 +25,7 @@ from tformer import checks, commands
 from tformer import config as config_lib
 from tformer.commands import scoring
 from tformer.config import Config
+from tformer.data import stores
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.distributed import meshes, sharding
 from tformer.errors import UserError
@@ -160,8 +161,9 @@ def new_directory(path: pathlib.Path) -> Iterator[pathlib.Path]:
     """Yields a directory beside `path` that takes its name when the block has ended, and is deleted if it fails.
 
     Raises:
-      UserError: there is something at `path` already, or it cannot be written.
+      UserError: there is something at `path` already, it cannot be written, or it is a URL.
     """
+    stores.require_local(path, written=True)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise UserError(f'{path} exists and is not empty; use a fresh directory')
     partial = path.with_name(f'{path.name}.{secrets.token_hex(4)}.tmp')

@@ -25,6 +25,7 @@ from tformer import checks, commands
 from tformer import config as config_lib
 from tformer.commands.planning import dry_run, dry_run_report
 from tformer.config import Config
+from tformer.data import store_copies
 from tformer.data.batches import mixture
 from tformer.data.inspection import rendering, report
 from tformer.decode.text import check_writes
@@ -134,7 +135,7 @@ def checkpoints(directory: str) -> str:
         score = f'{scores[step]:.6g}' if step in scores else 'not evaluated'
         cells = f'score {score:<14} jax {dict(run.get("versions", {})).get("jax")}  config {run.get("config_digest")}'
         rows.append((f'{"*" if step == best else " "} {step:,}', cells))
-    return writers.format_table([('checkpoints', f'in {checkpoint.directory(home)}'), *rows])
+    return writers.format_table([('checkpoints', f'in {store_copies.shown(checkpoint.directory(home))}'), *rows])
 
 
 def show_data(config: Config, directory: str | None) -> None:

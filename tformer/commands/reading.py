@@ -13,6 +13,7 @@ import jax
 from tformer import atomic
 from tformer.commands import scoring
 from tformer.commands.run import Run
+from tformer.data import stores
 from tformer.data.examples.special_tokens import Fields
 from tformer.distributed import meshes, sharding
 from tformer.errors import UserError
@@ -65,6 +66,7 @@ def check_output(file: str | None, texts: str | None = None) -> None:
     """
     if file is None:
         return
+    stores.require_local(file, '--output', written=True)
     path = pathlib.Path(file)
     if not path.name or path.is_dir():
         raise UserError(f'--output={file} is a directory, and the name of a file is needed')

@@ -96,7 +96,7 @@ class Run:
         places = scoring.shardings(config, meshes.make_mesh(config.mesh)) if placed else None
         if average is None:
             variables, step = checkpoint.load_variables(home, which, places)
-            chosen = {} if which == 'best' or step == checkpoint.best(home) else {'checkpoint': which}
+            chosen: dict[str, Any] = {} if step == checkpoint.best(home) else {'checkpoint': which}
         else:
             variables, step = checkpoint.load_average(home, average, config.train.keep_last, places)
             chosen = {'average': average}

@@ -22,6 +22,7 @@ from tformer.commands import row_writer
 from tformer.commands.run import Run
 from tformer.commands.serving import http_api, listening
 from tformer.commands.serving.scheduler import Scheduler
+from tformer.data import store_copies
 from tformer.decode.drawing import Drawing
 from tformer.decode.text import read_whole
 from tformer.distributed import meshes, sharding
@@ -58,7 +59,7 @@ def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) 
             why = read_whole(loaded.config) or f'model.family={loaded.config.model.family}'
             print(f'prompts are read whole, and none is kept: {why}', file=sys.stderr, flush=True)
         scheduler.start()
-        name = flags.name or loaded.workdir.resolve().name
+        name = flags.name or store_copies.name_of(loaded.workdir)
         app = http_api.make_app(name, loaded, made, scheduler, timeout=flags.timeout)
         options = uvicorn.Config(
             app, log_level='warning', lifespan='off', timeout_graceful_shutdown=int(flags.grace) + 10

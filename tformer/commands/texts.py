@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tformer.config import Config
+from tformer.data import stores
 from tformer.data.sources import text_reader
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.data.tokenizers.vocabulary import Tokenizer
@@ -21,6 +22,7 @@ def given(arguments: list[str], file: str | None) -> list[str]:
     """
     if arguments and file is not None:
         raise UserError(f'--input={file}: the arguments are texts, too; give one of them')
+    stores.require_local(file or '', '--input')
     if arguments:
         return [_utf8(os.fsencode(text), 'the arguments') for text in arguments]
     text = (

@@ -235,6 +235,11 @@ def shown(text: object) -> str:
     return line
 
 
+def name_of(directory: pathlib.Path) -> str:
+    """Returns the last name in the path of a directory, or in the URL that it is the local copy of."""
+    return pathlib.PurePosixPath(shown(directory.resolve())).name
+
+
 @contextlib.contextmanager
 def local(url: str, owns: bool, arrays: bool = True) -> Iterator[str]:
     """Gives a local copy of a directory on a store; what the block writes is written to the store, last at its end.
@@ -251,7 +256,7 @@ def local(url: str, owns: bool, arrays: bool = True) -> Iterator[str]:
         if lease := Lease(store) if owns else None:
             contexts.callback(lease.end)
             contexts.enter_context(repeating(BEAT_SECONDS, lease.beat))
-        place = pathlib.Path(tempfile.mkdtemp(prefix='tformer-'))
+        place = pathlib.Path(tempfile.mkdtemp(prefix='tformer-')).resolve()
         try:
             copy = Copy(store, place, owns, arrays)
         except BaseException:

@@ -46,16 +46,15 @@ def address(text: str) -> str | None:
     return f'{scheme}://{rest}'
 
 
-def require_local(path: pathlib.Path | str, field: str = '') -> None:
-    """Raises a `UserError` if a path is a URL, or one that became a path, where only a path here can be used."""
+def require_local(path: pathlib.Path | str, field: str = '', written: bool = False) -> None:
+    """Raises a `UserError` if a path is a URL, or one that became a path, where only a path here can be read, or
+    `written`."""
     text = path if isinstance(path, str) else path.as_posix()
     if found := _URL.match(text):
         url = f'{found[1]}://{text[found.end() :]}'
         where = f'{field}={url} is a URL' if field else f'{url} is a URL'
-        raise UserError(
-            f'{where}, and this takes a path of this machine: tformer.data.store_copies.local({url!r}, owns=False) '
-            'is a copy of a directory on a store, in Python'
-        )
+        copy = 'copy it to the store from there' if written else 'copy it from the store first'
+        raise UserError(f'{where}, and this takes a path of this machine: {copy}')
 
 
 def insist(act: Callable[[], T]) -> T:

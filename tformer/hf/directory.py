@@ -19,6 +19,7 @@ import numpy as np
 from tformer import config as config_lib
 from tformer.config import Config, Data, json_files
 from tformer.config.tasks import HEADS, TASKS
+from tformer.data import stores
 from tformer.data.tokenizers.hub_tokenizer import HubTokenizer
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.errors import UserError, choose, nearest
@@ -254,6 +255,7 @@ def open_hub(name: str) -> HubDirectory:
 
 def _place(name: str) -> pathlib.Path:
     """Returns the directory of this name, or that into which a repository of this name is downloaded."""
+    stores.require_local(name)
     path = pathlib.Path(name)
     if not path.is_dir():
         if not re.fullmatch(r'[\w-][\w.-]*/[\w.-]+', name):

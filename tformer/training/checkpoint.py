@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 
+from tformer.data.store_copies import shown
 from tformer.distributed import processes
 from tformer.errors import UserError
 from tformer.evaluation import metrics
@@ -123,7 +124,7 @@ def latest_valid(workdir: pathlib.Path) -> int | None:
         aside = directory(workdir, step).with_suffix('.damaged')
         shutil.rmtree(aside, ignore_errors=True)
         directory(workdir, step).rename(aside)
-        print(f'checkpoint {step} is damaged and was renamed to {aside}: {found}', flush=True)
+        print(shown(f'checkpoint {step} is damaged and was renamed to {aside}: {found}'), flush=True)
     return newest
 
 
@@ -208,7 +209,7 @@ def load_variables(workdir: pathlib.Path, which: str = 'best', shardings: Any = 
         recorded = read_metadata(workdir, latest).get('best', {}).get('merit')
         if recorded is not None and recorded > max(scores(workdir).values(), default=-math.inf):
             line = f'its best checkpoint, of score {recorded:.6g}, is gone; the best one left is that of step {most}'
-            print(f'{workdir}: {line}', file=sys.stderr, flush=True)
+            print(f'{shown(workdir)}: {line}', file=sys.stderr, flush=True)
         return most
 
     for more in (True, True, True, False):
@@ -218,7 +219,7 @@ def load_variables(workdir: pathlib.Path, which: str = 'best', shardings: Any = 
         except Exception:
             if not more or jax.process_count() > 1 or directory(workdir, step).exists():
                 raise
-            print(f'{workdir}: its run has deleted checkpoint {step} meanwhile', file=sys.stderr, flush=True)
+            print(f'{shown(workdir)}: its run has deleted checkpoint {step} meanwhile', file=sys.stderr, flush=True)
     raise AssertionError
 
 

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple, Protocol
 from tformer import atomic
 from tformer import config as config_lib
 from tformer.config import Config, json_files
+from tformer.data import store_copies
 from tformer.errors import UserError, choose
 from tformer.training import tensorboard
 
@@ -52,7 +53,7 @@ class Tracked:
 
     @property
     def name(self) -> str:
-        return f'{self.arm}/{self.workdir.name}' if self.arm else self.workdir.resolve().name
+        return f'{self.arm}/{self.workdir.name}' if self.arm else store_copies.name_of(self.workdir)
 
     def hyperparameters(self) -> dict[str, Any]:
         """Returns the fields that differ from the defaults, and the seed, by their dotted names."""

@@ -83,7 +83,8 @@ def read_config(workdir: pathlib.Path) -> Config:
         if changed := _differing(before, config, bound=True):
             raise UserError(f'{file} has changed since checkpoint {step} was written: {changed}; restore the values')
         if changed := _differing(before, config):
-            print(f'{file} differs from the config of checkpoint {step}: {changed}', file=sys.stderr, flush=True)
+            line = f'{store_copies.shown(file)} differs from the config of checkpoint {step}: {changed}'
+            print(line, file=sys.stderr, flush=True)
     return config
 
 

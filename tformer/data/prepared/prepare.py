@@ -8,7 +8,6 @@ import json
 import math
 import multiprocessing
 import os
-import re
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,7 +19,7 @@ import numpy as np
 
 from tformer import atomic
 from tformer.config import Config, hashing
-from tformer.data import locks, remote, worker
+from tformer.data import locks, remote, stores, worker
 from tformer.data.prepared import job as job_lib
 from tformer.data.prepared import shards, stages
 from tformer.data.prepared.job import WORK, Job
@@ -46,8 +45,7 @@ def check_output(place: str) -> None:
     """Raises a `UserError` unless a set may be written in a directory: a new or empty one, or that of a set."""
     if not place:
         raise UserError('--output is empty: name the directory of the set')
-    if re.match('[a-z0-9]+://', place, re.IGNORECASE):
-        raise UserError(f'--output={place} is a URL: name a directory of this machine, and copy the set from there')
+    stores.require_local(place, '--output', written=True)
     home = Path(place)
     if home.is_dir() and any(home.iterdir()) and not any((home / name).is_file() for name in _OWN):
         raise UserError(f'--output={place} holds other files, and no prepared set: name a new or an empty directory')

@@ -38,7 +38,7 @@ def write(report: Report, export: str | pathlib.Path | None = None) -> str:
     said = list(map(shown, files))
     try:
         if export is not None:
-            stores.require_local(pathlib.Path(export))
+            stores.require_local(export, written=True)
             pathlib.Path(export).mkdir(parents=True, exist_ok=True)
             files |= (exported := _exported(report, pathlib.Path(export), drawings))
             said.append(f'{export}: {len(exported)} files of drawings and tables')
