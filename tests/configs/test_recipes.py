@@ -108,7 +108,7 @@ def test_a_loss_that_needs_whole_logits_gets_them(monkeypatch):
     own = dataclasses.replace(wide, train=dataclasses.replace(cfg.train, objective='causal_lm'))
     assert loss_chunk(own) == 'auto'
     fields = {**SMALL, 'train.objective': 'flat_lm'}
-    with pytest.raises(UserError, match='train.loss_chunk=2 has no effect here'):
+    with pytest.raises(UserError, match=r'train\.loss_chunk=2 has no effect here'):
         tformer.load_config(f'{ROOT}/configs/lm_stdlib.py:smoke', {**fields, 'train.loss_chunk': '2'})
     cfg = tformer.load_config(f'{ROOT}/configs/lm_stdlib.py:smoke', fields)
     batch = tformer.random_batch(cfg)

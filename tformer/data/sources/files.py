@@ -143,6 +143,10 @@ def _located(name: str, split: str) -> list[Path]:
     if not matches:
         problem = 'matches no file' if pattern else 'does not exist'
         raise UserError(f'{path} {problem}{nearest(path.name, siblings, listed=10)}')
+    splits = [_split_of(match) for match in matches]
+    if None not in splits and len(set(splits)) > 1:
+        line = f'matches {matches[0].name} and {matches[splits.index(splits[-1])].name}, which are splits'
+        raise UserError(f'{path} {line}: name their directory, or the files of one split')
     return matches
 
 
@@ -170,13 +174,20 @@ def _saved(directory: Path) -> list[Path]:
     return files
 
 
+def _pattern(split: str) -> re.Pattern[str]:
+    """Returns the pattern of the names of files of a split."""
+    endings, packs = '|'.join(ending[1:] for ending in ENDINGS), '|'.join(map(re.escape, PACKS))
+    return re.compile(rf'({"|".join(_NAMES[split])})(?:([-._])(\d+)(-of-(\d+))?)?\.({endings})({packs})?')
+
+
+def _split_of(file: Path) -> str | None:
+    """Returns the split that a file is named for, if any."""
+    return next((split for split in _NAMES if _pattern(split).fullmatch(file.name)), None)
+
+
 def _of_split(directory: Path, split: str) -> list[Path]:
     """Returns the file of `split`, or all its parts."""
-    endings = ','.join(ending[1:] for ending in ENDINGS)
-    packs, names = '|'.join(PACKS), '|'.join(_NAMES[split])
-    pattern = re.compile(
-        rf'({names})(?:([-._])(\d+)(-of-(\d+))?)?\.({endings.replace(",", "|")})({packs.replace(".", "[.]")})?'
-    )
+    endings, packs, pattern = ','.join(ending[1:] for ending in ENDINGS), '|'.join(PACKS), _pattern(split)
     present = sorted(path.name for path in directory.iterdir())
     kinds = collections.defaultdict(list)
     for file in present:
