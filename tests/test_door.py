@@ -254,6 +254,12 @@ def test_a_batch_is_what_a_decoder_writes_after(objective: str, after: list[str]
         assert text[:1] == [*'abcde', ''][row[end][may_come].argmax()]
 
 
+@pytest.mark.parametrize('seed', [2**70, -(2**64), 'a', 1.0])
+def test_a_seed_is_an_integer_of_64_bits(run: tformer.Run, seed: object) -> None:
+    with pytest.raises(UserError, match=rf'^seed={seed!r} is not an integer of 64 bits$'):
+        run.generate(['ab'], seed=seed)
+
+
 def test_a_text_by_itself_is_no_list_of_texts(run: tformer.Run) -> None:
     for asked in (
         run.generate,

@@ -11,7 +11,9 @@ _LONGEST = 4000  # characters of a line
 
 
 class UserError(ValueError):
-    """A mistake in the input, in one line that can be printed. The command line prints it and exits with code 2."""
+    """A mistake in the input, in one line that can be printed. The command line prints it and exits with its code."""
+
+    code = 2
 
     def __init__(self, message: object) -> None:
         line = ' '.join(line.strip() for line in str(message).splitlines())

@@ -231,7 +231,7 @@ def test_a_prompt_that_leaves_little_room_is_filled_up(server, workdir) -> None:
 )
 def test_a_run_that_writes_otherwise_is_not_served(workdir, field, value) -> None:
     with pytest.raises(
-        UserError, match=rf'^decode\.{field}=.*: rows that texts come and go in know decode\.strategy, '
+        UserError, match=rf'^decode\.{field}=.*: texts that are written side by side know greedy and sample, '
     ):
         make_scheduler(load(workdir, **{field: value}), rows=1, most_waiting=1)
 

@@ -320,9 +320,7 @@ def test_a_glob_of_the_files_of_several_splits_is_no_training_split(tmp_path) ->
     """Held-out files would be trained on; among other files a `test.txt` is one like them, as in a tree of sources."""
     place = write(tmp_path / 'a', {'train-0.txt': '1', 'train-1.txt': '2', 'validation.txt': '3'})
     assert texts(path=(f'{place}/train-*.txt',), valid_path=('x',), test_path=('x',)) == ['1', '2']
-    with pytest.raises(
-        UserError, match=r'\*\.txt matches train-0\.txt and validation\.txt, which are splits'
-    ):
+    with pytest.raises(UserError, match=r'\*\.txt matches train-0\.txt and validation\.txt, which are splits'):
         load(path=(f'{place}/*.txt',), valid_path=('x',), test_path=('x',))
     write(tmp_path / 'a', {'other.txt': '4'})
     assert len(texts(path=(f'{place}/*.txt',), valid_path=('x',), test_path=('x',))) == 4

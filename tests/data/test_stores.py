@@ -254,6 +254,14 @@ def failing(monkeypatch):
     return made, fails
 
 
+def test_a_store_that_is_away_at_the_start_may_answer_the_same_command_later(failing):
+    """So the exit code is not that of a mistake."""
+    failing[1][0] = True
+    with pytest.raises(UserError, match='ABORTED: no route') as raised, store_copies.local('s3://b/run', owns=False):
+        pass
+    assert failures.explain(raised.value)[0] == 1 and failures.explain(UserError('a mistake'))[0] == 2
+
+
 @pytest.mark.parametrize('ended', [None, Stopped, UserError])
 def test_a_command_whose_files_the_store_does_not_take_has_not_done_them(failing, capsys, ended):
     """Also one that was stopped and has saved here what it had: the machine may be gone. The files stay."""

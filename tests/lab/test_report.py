@@ -403,6 +403,8 @@ def test_where_nothing_is_done_the_report_says_why(tmp_path: pathlib.Path) -> No
 def test_mistakes_are_one_line(home: pathlib.Path, tmp_path: pathlib.Path) -> None:
     (tmp_path / 'sweep.json').write_text('{"trials": []}')
     (tmp_path / 'empty').mkdir()
+    (tmp_path / 'one').mkdir()
+    (tmp_path / 'one' / 'config.json').write_text('{}')
     for message, act in {
         "--metric=test/los is in no result; did you mean 'test/loss'": lambda: computed_of(home, metric='test/los'),
         "--baseline=norm=rms is not an arm; did you mean 'norm=rmsnorm'": lambda: computed_of(
@@ -411,6 +413,7 @@ def test_mistakes_are_one_line(home: pathlib.Path, tmp_path: pathlib.Path) -> No
         '--alpha=5 must be between 0 and 1': lambda: computed_of(home, alpha=5),
         'not the list of a sweep': lambda: results.read(tmp_path),
         'no runs are here': lambda: results.read(tmp_path / 'empty'),
+        'it is one itself, so name the directory that it is in': lambda: results.read(tmp_path / 'one'),
         'report takes one directory or several': lambda: command_line.main(['tformer', 'report']),
     }.items():
         with pytest.raises(UserError, match=re.escape(message)) as error:

@@ -74,6 +74,13 @@ def test_a_trace_holds_its_steps_and_one_that_is_cut_short_those_that_were_made(
     ]
 
 
+def test_a_range_beyond_the_last_step_leaves_no_workdir(tmp_path):
+    given = f'--config={ROOT}/configs/g2p.py:smoke', '--config.train.num_steps=4', f'--workdir={tmp_path / "run"}'
+    with pytest.raises(UserError, match=r'^--profile=4:5: the last step is 4$'):
+        command_line.main(['tformer', 'train', *given, '--profile=4:5'])
+    assert not (tmp_path / 'run').exists()
+
+
 @pytest.mark.proof
 def test_a_run_and_a_benchmark_write_a_trace(tmp_path):
     recipe = 'translate.py:smoke'

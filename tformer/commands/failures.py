@@ -9,7 +9,7 @@ from tformer import errors
 def explain(error: BaseException) -> tuple[int, str | None]:
     """Returns (the exit code of a command that ended by an error, its line); None: the traceback, which is printed."""
     if isinstance(error, errors.UserError):
-        return 2, str(error)
+        return error.code, str(error)
     if isinstance(error, errors.Unsaved):
         return 1, str(error)
     if isinstance(error, errors.Stopped):

@@ -49,8 +49,8 @@ def make(run: Run, rows: int, *, own_biases: bool = False, kept: int = 0) -> Row
     """
     config = run.config
     if named := unknown(config.decode):
-        line = f'{", ".join(named)}: rows that texts come and go in know'
-        raise UserError(f'{line} {", ".join(f"decode.{name}" for name in KNOWN)} alone, and greedy or sample')
+        known = ', '.join(f'decode.{name}' for name in KNOWN)
+        raise UserError(f'{", ".join(named)}: texts that are written side by side know greedy and sample, and {known}')
     if config.model.recurrence is not None:
         raise UserError(f'model.recurrence={config.model.recurrence} has no cache whose rows come and go')
     writer, batch = reader(config, run.tokenizers)

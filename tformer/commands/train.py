@@ -53,6 +53,8 @@ def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) 
     if flags.until is not None and flags.until < 1:
         raise UserError(f'--until={flags.until} must be a positive number of steps')
     trace = None if flags.profile is None else StepTrace(flags.profile, home)
+    if trace is not None and config.train.num_steps is not None:
+        trace.check_last(config.train.num_steps)  # before there is anything in the workdir
     train_and_evaluate(config, home, flags.may_differ, trace, flags.until)
 
 

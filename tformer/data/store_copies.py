@@ -268,8 +268,8 @@ def local(url: str, owns: bool, arrays: bool = True) -> Iterator[str]:
             with repeating(PUSH_SECONDS, _Pushing(copy, place)):
                 yield str(place)
         except UserError as error:
-            ended = UserError(shown(error))
-            raise ended from error
+            error.args, ended = (shown(error),), error
+            raise
         except BaseException as error:
             ended = error
             raise

@@ -27,7 +27,9 @@ class StoreError(UserError):
 
 
 class Unreachable(StoreError):
-    """A store does not answer, and may when it is asked again."""
+    """A store does not answer, and may when it is asked again: by the same command."""
+
+    code = 1
 
 
 def address(text: str) -> str | None:

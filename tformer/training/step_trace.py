@@ -41,8 +41,7 @@ class StepTrace:
         Raises:
           UserError: the range goes beyond the last step, or its directory cannot be made.
         """
-        if self.last > num_steps:
-            raise UserError(f'--profile={self.first}:{self.last}: the last step is {num_steps:,}')
+        self.check_last(num_steps)
         if self.first <= made:
             self._say(f'nothing is traced, as step {made:,} is made already')
             self._ends = True
@@ -51,6 +50,11 @@ class StepTrace:
             self.place.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f'{self.place}: {error.strerror}') from error
+
+    def check_last(self, num_steps: int) -> None:
+        """Raises a `UserError` if the range goes beyond the last step."""
+        if self.last > num_steps:
+            raise UserError(f'--profile={self.first}:{self.last}: the last step is {num_steps:,}')
 
     def begin(self, step: int) -> None:
         """Starts the trace if `step` is the first of it."""

@@ -140,7 +140,8 @@ def read(directory: str | pathlib.Path) -> Results:
     home = pathlib.Path(directory)
     runs, damaged = (_listed(home), []) if (home / manifest.LIST).is_file() else _found(home)
     if not runs:
-        here = damaged[0] if damaged else f'neither {manifest.LIST} nor */config.json'
+        one = ': it is one itself, so name the directory that it is in' if (home / 'config.json').is_file() else ''
+        here = damaged[0] if damaged else f'neither {manifest.LIST} nor */config.json{one}'
         raise UserError(f'{home}: no runs are here: {here}')
     searched = [run for run in runs if run.is_searched]
     runs = [run for run in runs if not run.is_searched] or searched
