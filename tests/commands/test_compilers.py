@@ -287,7 +287,7 @@ def test_a_large_vocabulary_is_read_seldom_gathered_narrow_and_has_its_gradient_
 def test_stages_gather_layers_for_prompts_once_and_steps_gather_no_kernels():
     """In two bytes a number: a prompt each layer, not all layers for each; a step what tokens are before and after each
     product, of heads, feed-forwards, tables and logits; a text that begins in rows that devices share, nothing."""
-    prompt, step, mixture, begun = compiled('h100:8', 'ahead_generation.py')
+    prompt, step, mixture, _, _, begun = compiled('h100:8', 'ahead_generation.py')
     width, hidden, texts, layers = (getattr(ahead_generation, name) for name in ('WIDTH', 'HIDDEN', 'TEXTS', 'LAYERS'))
     kernels = 2 * (4 * width**2 + 2 * width * hidden)
     by_stages = sum(each['bytes'] for each in prompt['collectives'] if each['axes'] == ['pipeline'])
@@ -298,6 +298,16 @@ def test_stages_gather_layers_for_prompts_once_and_steps_gather_no_kernels():
     gathered = sum(each['bytes'] for each in mixture['collectives'] if each['kind'] == 'all-gather')
     assert gathered < 2 * width * hidden
     assert sum(each['bytes'] for each in begun['collectives']) < 1000  # of a cache of megabytes
+
+
+@PROOF
+def test_a_cache_is_split_from_its_beginning_and_a_step_with_a_bias_copies_none_of_it():
+    """An encoder-decoder with relative positions on devices that split heads: before its first token the cache holds
+    zeros, which a compiler repeats on all devices where nobody says that they are split."""
+    *_, begun, step, _ = compiled('h100:8', 'ahead_generation.py')
+    assert begun['peak_bytes'] < 1.5 * step['peak_bytes']
+    moved = step['seconds']['memory'] * devices.Target.parse('h100:8').device.bandwidth
+    assert moved < 1.6 * step['peak_bytes']
 
 
 @PROOF

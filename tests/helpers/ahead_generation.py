@@ -1,5 +1,6 @@
 """Compiles prompts of a model whose layers stages of a pipeline share, steps of models that `fsdp` splits, one of which
-has experts, and the beginning of a text in rows that devices share; prints a line of JSON for each.
+has experts, prompts and steps with a position bias, and the beginning of a text in rows that devices share; prints a
+line of JSON for each.
 
 python tests/helpers/ahead_generation.py h100:8
 """
@@ -27,10 +28,15 @@ SIZES = {
     'model.num_decoder_layers': LAYERS, 'model.emb_dim': WIDTH, 'model.mlp_dim': HIDDEN, 'model.num_heads': 16,
     'model.vocab_size': VOCABULARY, 'model.tied_embeddings': None, 'decode.batch_size': TEXTS, 'decode.max_len': 64,
 }  # fmt: skip
+BIASED = {
+    'model.position': 'relative', 'model.num_encoder_layers': 1, 'decode.max_len': 240, 'decode.batch_size': 256,
+}  # fmt: skip
 CASES = (
-    ('prefill', 'pipeline', {}),
-    ('decode step', 'fsdp', {}),
-    ('decode step', 'fsdp', {'model.num_experts': 8, 'model.num_decoder_layers': 2}),
+    ('prefill', 'pipeline', 'decoder', {}),
+    ('decode step', 'fsdp', 'decoder', {}),
+    ('decode step', 'fsdp', 'decoder', {'model.num_experts': 8, 'model.num_decoder_layers': 2}),
+    ('prefill', 'tensor', 'encoder_decoder', BIASED),
+    ('decode step', 'tensor', 'encoder_decoder', BIASED),
 )
 
 
@@ -53,8 +59,8 @@ def main(device: str) -> None:
     target = devices.Target.parse(device)
     dry_run.pretend(1)
     devices.prepare(target.device.platform)
-    for name, mesh, fields in CASES:
-        run = dry_run.compile_program(name, override(ahead.case(mesh, 'decoder'), {**SIZES, **fields}), target)
+    for name, mesh, family, fields in CASES:
+        run = dry_run.compile_program(name, override(ahead.case(mesh, family), {**SIZES, **fields}), target)
         print(json.dumps(dry_run_report.figures(run)), flush=True)
     print(json.dumps({'collectives': [dataclasses.asdict(row) for row in begin_a_text(target)]}), flush=True)
 

@@ -130,7 +130,7 @@ def test_the_first_tokens_of_a_cache_have_no_prefix_for_kernels_to_look_for_unle
 
 @pytest.mark.slow
 def test_a_step_sums_the_slots_of_each_device_and_asks_no_kernel_for_all(monkeypatch):
-    """Kernels of prompts, of which `cudnn` takes a bias of one query, know nothing of slots that devices share."""
+    """Kernels of prompts know nothing of slots that devices share."""
 
     def asked(*_):
         raise AssertionError('a step asks the kernel')

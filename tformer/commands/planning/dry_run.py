@@ -23,6 +23,7 @@ from tformer.config import AXES, Config, tasks
 from tformer.config import Mesh as MeshConfig
 from tformer.data.batches.packing import BATCHING
 from tformer.decode import single_step
+from tformer.decode.spread import spread_over
 from tformer.decode.text import longest_input
 from tformer.distributed import collectives, compilers, costs, devices, estimates, hlo, meshes, sharding, traffic
 from tformer.distributed.devices import Target
@@ -206,7 +207,11 @@ def _abstract_teacher(program: Program) -> tuple[Any, ...]:
 
 def _prefill(program: Program, state: Any, batch: Any) -> tuple[jax.stages.Traced, dict[str, Any]]:
     variables = _abstract_variables(program, state)
-    read = functools.partial(single_step.read_prompts, program.model, program.config.decode)
+    spread = spread_over(program.mesh, sharding.make_rules(program.config.mesh))
+
+    def read(variables: Any, batch: Any) -> Any:
+        return spread(single_step.read_prompts(program.model, program.config.decode, variables, batch))
+
     return compilers.jit(read).trace(variables, _prompts(program.config, batch)), {'parameters': variables}
 
 

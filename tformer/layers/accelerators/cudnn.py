@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from tformer.layers.accelerators.triton import triton
-from tformer.layers.kernels import ScoreOptions, never_blind, pad, refuse
+from tformer.layers.kernels import ScoreOptions, is_step, never_blind, pad, refuse
 from tformer.layers.masks import AttentionMask, Sight
 from tformer.layers.parallel.each_device import on_each_device
 
@@ -27,7 +27,8 @@ def cudnn(
     """
     refuse('cudnn', options, 'softcap', 'sink_N', 'dropout_rate')
     few = options.bias_1NX is None or q_BNTH.shape[2] * k_BKSH.shape[2] <= MOST_PAIRS
-    if options.bias is None and not (knows(mask) and few):
+    step = is_step(q_BNTH, k_BKSH, mask)  # for which cuDNN would turn the whole cache round
+    if step or (options.bias is None and not (knows(mask) and few)):
         return triton(q_BNTH, k_BKSH, v_BKSH, mask, options)
     biases = options.bias, options.bias_1NX  # of which devices sum the gradient of the short one
     return on_each_device(functools.partial(_attend, scale=options.scale), q_BNTH, k_BKSH, v_BKSH, mask, biases)
