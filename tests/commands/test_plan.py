@@ -190,7 +190,7 @@ def test_a_gpu_gathers_parameters_beside_its_products():
         ('dropless', 2, 2, 4),  # all tokens of two devices may choose the same
         ('dropless', 8, 2, 8),  # the one expert of a device, for all tokens of eight
         ('capacity', 8, 2.5, 2.5),
-        ('capacity', 1, 2.5, 2.5),
+        ('capacity', 1, 2.5, 40),  # of the tokens of all 16 devices
     ],
 )
 @pytest.mark.parametrize('target', ['v5e:4x4', 'h100:16'])

@@ -70,7 +70,7 @@ def test_an_axis_that_splits_no_parameter_is_told_with_the_nearest_that_does() -
     def told(**mesh: object) -> str:
         config = override(CONFIG, {f'mesh.{name}': value for name, value in {'data': 1, **mesh}.items()})
         config = override(config, {'model.emb_dim': 12})
-        return make_program(config, dummy_batch.random_batch(config)).unsplit
+        return ''.join(make_program(config, dummy_batch.random_batch(config)).remarks)
 
     assert told(fsdp=8) == (
         'mesh.fsdp=8 splits no parameter, as it does not divide model.emb_dim=12; nearest that does and divides the 8 '
@@ -78,3 +78,16 @@ def test_an_axis_that_splits_no_parameter_is_told_with_the_nearest_that_does() -
     )
     assert told(fsdp=4) == told(fsdp=8, rules='tp') == told() == ''
     assert told(fsdp=8, overrides=('mlp=fsdp',)) == '', 'they split another axis by it'
+
+
+def test_that_all_devices_hold_the_slots_of_a_capacity_is_told() -> None:
+    def told(dispatch: str, **mesh: object) -> list[str]:
+        fields = {'model.num_experts': 4, 'model.expert_dispatch': dispatch, 'mesh.data': 1}
+        config = override(CONFIG, {**fields, **{f'mesh.{name}': value for name, value in mesh.items()}})
+        return make_program(config, dummy_batch.random_batch(config)).remarks
+
+    for mesh in ({'data': 8}, {'fsdp': 8}):
+        (line,) = told('capacity', **mesh)
+        assert line.startswith('model.expert_dispatch=capacity without mesh.expert: every device holds the slots of ')
+        assert told('dropless', **mesh) == []
+    assert told('capacity', data=4, expert=2) == told('capacity', tensor=2, data=1) == []

@@ -96,7 +96,7 @@ def train(
         progress = writers.Progress(data.config.train.num_steps or 0, last or 0)
         contexts.callback(progress.close)
         contexts.callback(member.close)  # also when the run fails
-        for line in filter(None, (program.unsplit, headline(program, data.batches, last or 0))):
+        for line in filter(None, (*program.remarks, headline(program, data.batches, last or 0))):
             progress.message(line)
         if trace is not None:
             trace.check(last or 0, data.config.train.num_steps or 0)

@@ -72,8 +72,23 @@ class Program:
         return found
 
     @property
-    def unsplit(self) -> str:
-        """A line that says that the mesh's axis `fsdp` splits no parameter though the rules would; '' where it does."""
+    def remarks(self) -> list[str]:
+        """Lines that say what the mesh does not split though one may think so."""
+        return [line for line in (self._unsplit(), self._together()) if line]
+
+    def _together(self) -> str:
+        """Says that all devices assign the slots of experts together; '' where each does its own."""
+        model, mesh = self.config.model, self.mesh.shape
+        several = mesh['data'] * mesh['fsdp'] > 1 and mesh['expert'] == 1
+        if model.num_experts is None or model.expert_dispatch != 'capacity' or not several:
+            return ''
+        return (
+            'model.expert_dispatch=capacity without mesh.expert: every device holds the slots of the whole batch, which '
+            'is slow; with mesh.expert, or with dropless, it holds those of its own tokens'
+        )
+
+    def _unsplit(self) -> str:
+        """Says that the mesh's axis `fsdp` splits no parameter though the rules would; '' where it does."""
         ways, count, width = self.mesh.shape['fsdp'], self.mesh.size, self.config.model.emb_dim
         ruled = 'fsdp' in (dict(sharding.make_rules(self.config.mesh))['embed'] or ())
         if ways == 1 or not ruled or any('fsdp' in str(x.spec) for x in jax.tree.leaves(self.device_shardings.params)):

@@ -160,8 +160,8 @@ def compile_program(name: str, config: Config, target: Target) -> DryRun:
         if target.jax_platform == 'gpu' and kernel == 'cudnn':
             devices.find_cudnn()
         program = make_program(config, batch, mesh)
-        if name == TRAIN_STEP and program.unsplit:
-            print(program.unsplit, file=sys.stderr, flush=True)
+        for line in program.remarks if name == TRAIN_STEP else ():
+            print(line, file=sys.stderr, flush=True)
         state = program.abstract_state
         traced, held = PROGRAMS[name](program, state, batch)
         began = time.perf_counter()

@@ -60,7 +60,7 @@ def expected(config: Config, target: Target, mesh: dict[str, int]) -> float:
     causal = depths(config)[1] * width * config.data.length**2  # what a ring computes of it in vain, behind the mask
     unseen = 9 * causal * each if mesh['context'] > 1 else 0
     read, updated = 3 * 4 * own * ticks, UPDATED[device.platform] * held / mesh['fsdp']
-    empty = stream / width * model.mlp_dim / mesh['tensor'] * (_slots(config, mesh['expert']) - _computed(config))
+    empty = stream / width * model.mlp_dim / mesh['tensor'] * (_slots(config, mesh) - _computed(config))
     moved = (read + updated + UNSPLIT * stream + SLOT[device.platform] * empty) / device.bandwidth
     layers = sum(depths(config)) / stages * parts  # that a device computes, one part of its rows at a time
     waits = max(LAYER * layers - products - UNSPLIT * stream / device.bandwidth, 0)
@@ -77,12 +77,14 @@ def _computed(config: Config) -> float:
     return model.experts_per_token * (model.expert_capacity if model.expert_dispatch == 'capacity' else 1)
 
 
-def _slots(config: Config, ways: int) -> float:
-    """Returns how many slots there are for a token where devices share experts in so many ways: without drops every
-    device has those of the worst case."""
-    model = config.model
-    if model.num_experts is None or model.expert_dispatch == 'capacity':
+def _slots(config: Config, mesh: dict[str, int]) -> float:
+    """Returns how many slots a device has for a token of its own: without drops those of the worst case, and with a
+    capacity and no devices that share experts those of all tokens."""
+    model, ways = config.model, mesh['expert']
+    if model.num_experts is None:
         return _computed(config)
+    if model.expert_dispatch == 'capacity':
+        return _computed(config) * (mesh['data'] * mesh['fsdp'] if ways == 1 else 1)
     return ways * min(model.experts_per_token, model.num_experts / ways)
 
 
