@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from tformer.distributed import sharding
-from tformer.layers.parallel.each_device import split, splits
+from tformer.layers.parallel.each_device import split, splits, ways
 
 
 @jax.custom_vjp
@@ -22,18 +22,27 @@ def _lookup_forward(table_VW: jax.Array, rows_BT: jax.Array) -> tuple[jax.Array,
 
 def _lookup_backward(read: Any, dx_BTW: jax.Array) -> tuple[jax.Array, None]:
     table_VW, rows_BT = read
-    rows_BT, dx_BTW = _in_equal_parts(rows_BT), _in_equal_parts(dx_BTW)
+    rows_BT, dx_BTW = _divided(rows_BT, dx_BTW, len(table_VW))
     sums_VW = jnp.zeros_like(table_VW, jnp.float32).at[rows_BT].add(dx_BTW.astype(jnp.float32))
     return sums_VW.astype(table_VW.dtype), None
 
 
-def _in_equal_parts(x: jax.Array) -> jax.Array:
-    """Returns an array [B, T, ...] of which devices have equal parts, or all: what XLA adds up by rows of a table, it
-    adds with what fills smaller parts."""
+def _divided(rows_BT: jax.Array, dx_BTW: jax.Array, num_rows: int) -> tuple[jax.Array, jax.Array]:
+    """Returns the numbers of rows and their gradients as devices add them up: of a table that has more rows than a
+    device has tokens, each adds up its own part of the width, of the tokens of all devices that split the width; of a
+    smaller one its own tokens.
+
+    Tokens that do not divide are whole everywhere: what XLA adds up by rows of a table, it adds with what fills smaller
+    parts.
+    """
     if not splits():
-        return x
-    parts = [split(name, size) for name, size in zip(('batch', 'length'), x.shape, strict=False)]
-    return sharding.divided(x, [part or () for part in parts]) if None in parts else x
+        return rows_BT, dx_BTW
+    names = zip(('batch', 'length', 'embed'), dx_BTW.shape, strict=True)
+    batch, length, width = (split(name, size) or () for name, size in names)
+    if num_rows <= rows_BT.size // ways((*batch, *length)):
+        width = ()
+    batch, length = (tuple(axis for axis in axes if axis not in width) for axes in (batch, length))
+    return sharding.divided(rows_BT, [batch, length]), sharding.divided(dx_BTW, [batch, length, width])
 
 
 lookup.defvjp(_lookup_forward, _lookup_backward)
