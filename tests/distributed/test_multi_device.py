@@ -165,8 +165,9 @@ def expected_traffic(name, num_params):
     if name == 'data':
         return {('all-reduce', 'data'): summed(8, gradients)}
     if name == 'fsdp':  # each kernel forward and backward, the tables and the biases that are added to the stream once
-        return {  # of tables as they are looked up, those who hold a row's parts sum its gradient, each of its own part,
-            # for which they send each other the stream's; that of the positions is then gathered
+        return {
+            # of tables as they are looked up, those who hold a row's parts sum its gradient, each of its own part, for
+            # which they send each other the stream's; that of the positions is then gathered
             ('all-gather', 'fsdp'): gathered(8, 2 * L * KERNELS + V * D + 2 * LONGEST * D + L * D),
             ('all-reduce', 'fsdp'): summed(8, num_params - LONGEST * D),
             ('all-to-all', 'fsdp'): 2 * gathered(8, STREAM / 8),

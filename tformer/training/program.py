@@ -83,7 +83,7 @@ class Program:
         if model.num_experts is None or model.expert_dispatch != 'capacity' or not several:
             return ''
         return (
-            'model.expert_dispatch=capacity without mesh.expert: every device holds the slots of the whole batch, which '
+            'model.expert_dispatch=capacity without mesh.expert: every device holds the slots of the whole batch, and '
             'is slow; with mesh.expert, or with dropless, it holds those of its own tokens'
         )
 
