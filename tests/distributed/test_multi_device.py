@@ -183,9 +183,9 @@ def expected_traffic(name, num_params):
             ('all-gather', 'tensor'): gathered(4, STREAM / 2 * (L * 4 + 2)),
             ('all-reduce', 'tensor'): summed(4, stream + rows + LONGEST * D),
         }
-    assert name == 'context'  # keys and values forward; them and their gradients backward
+    assert name == 'context'  # keys and values forward and backward, 7 hops of 8; their gradients come home in 8
     return {
-        ('collective-permute', 'context'): 6 * L * ROWS * N * T * H * FLOAT,
+        ('collective-permute', 'context'): (4 * 7 / 8 + 2) * L * ROWS * N * T * H * FLOAT,
         ('all-reduce', 'context'): summed(8, gradients),
     }
 

@@ -1,6 +1,9 @@
-"""What the ring leaves out: blocks of keys that no query of a block sees."""
+"""What the ring leaves out: blocks of keys that no query of a block sees, and the way home of keys and values."""
+
+import collections
 
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -75,8 +78,45 @@ def test_a_layer_meets_the_blocks_that_its_own_window_reaches(monkeypatch, order
     )
     x = jnp.ones((1, 1, 16, 4))
     with jax.set_mesh(meshes.make_mesh(Mesh(context=2), jax.devices()[:2])):
-        *_, lse_BNT = ring_kernels._forward(
-            ring_kernels.Plan('triton', ScoreOptions(1.0)), x, x, x, mask, None, (None, None)
-        )[1]
+        plan = ring_kernels.Plan('triton', ScoreOptions(1.0))
+        *_, lse_BNT = jax.jit(lambda: ring_kernels._forward(plan, x, x, x, mask, None, (None, None))[1])()
     seen = np.asarray(mask.array())[0].reshape(4, 4, 4, 4).any((1, 3))
     np.testing.assert_allclose(np.exp(lse_BNT)[0, 0], np.repeat(seen.sum(1), 4), rtol=1e-6)
+
+
+def passed_on(jaxpr):
+    """Returns the bytes that a device passes on by dtype."""
+    total = collections.Counter()
+    for each in jaxpr.eqns:
+        times = each.params['length'] if each.primitive.name == 'scan' else 1
+        for inner in jax.extend.core.jaxprs_in_params(each.params):
+            total.update({dtype: times * size for dtype, size in passed_on(inner).items()})
+        if each.primitive.name == 'ppermute':
+            for x in each.invars:
+                total[x.aval.dtype.name] += x.aval.size * x.aval.dtype.itemsize
+    return total
+
+
+@pytest.mark.parametrize('kernel', [None, 'triton'])
+@pytest.mark.parametrize('devices', [2, 4])
+def test_gradients_alone_are_passed_on_in_the_last_turn(kernel, devices):
+    """Keys and values make n - 1 hops forward and as many backward, in their own two bytes; their gradients as many in
+    four bytes, and one more home in two."""
+    length = 128 * devices
+    places, x = jnp.arange(length)[None], jnp.ones((1, 2, length, 8), jnp.bfloat16)
+    mask = AttentionMask(places, places, order='behind')
+
+    def out(q, k, v):
+        if kernel is None:
+            return ring_attention.ring(q, k, v, mask.array(), ScoreOptions(1.0))
+        return ring_kernels.ring(kernel, q, k, v, mask, ScoreOptions(1.0), interpret=True)
+
+    def backward(q, k, v):
+        return jax.vjp(out, q, k, v)[1](x)
+
+    with jax.set_mesh(meshes.make_mesh(Mesh(context=devices), jax.devices()[:devices])):
+        forward, both = (passed_on(jax.make_jaxpr(function)(x, x, x).jaxpr) for function in (out, backward))
+    hop = 2 * x.nbytes / devices  # of a device's keys and values
+    narrow, wide = (devices - 1) * hop, (devices - 1) * 2 * hop
+    assert (forward['bfloat16'], forward['float32']) == (narrow, 0)
+    assert (both['bfloat16'], both['float32']) == (2 * narrow + hop, wide)

@@ -1,13 +1,14 @@
 """Attention over tokens that are split between devices: keys and values go round a ring of them (Liu et al. 2024).
 
 Every device of the mesh axis `context` holds its part of the queries, keys and values of each row. In as many turns as
-there are devices, it attends to the keys and values that it holds and passes them on; no device ever holds them all.
+there are devices, it attends to the keys and values that it holds, which are passed on between them; no device ever
+holds them all.
 Blocks that the mask leaves empty are skipped, so that a causal mask halves the cost where the order of the tokens
 balances the work (`balance`).
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -22,6 +23,9 @@ from tformer.layers.masks import Order
 
 AXIS = 'context'
 HALVES = 2  # blocks of each device's queries and keys
+
+# (keys that are here, sums that go round with them, sums of the queries, its number) -> both sums with what it adds
+Turn = Callable[[Any, Any, Any, Any], tuple[Any, Any]]
 
 
 def ways() -> int:
@@ -163,6 +167,22 @@ def pass_on(tree: Any) -> Any:
     return jax.lax.ppermute(tree, AXIS, [(i, (i + 1) % count) for i in range(count)])
 
 
+def go_round(turn: Turn, keys: Any, of_keys: Any, of_queries: Any) -> tuple[Any, Any]:
+    """Returns the sums (`of_keys`, `of_queries`) after as many turns as there are devices.
+
+    Keys, and their sums with them, are passed on between the turns alone: one hop more takes those sums home.
+    """
+    last = ways() - 1
+
+    def step(carry: Any, number: jax.Array) -> tuple[Any, None]:
+        keys, of_keys, of_queries = carry
+        of_keys, of_queries = turn(keys, of_keys, of_queries, number)
+        return (*pass_on((keys, of_keys)), of_queries), None
+
+    (keys, of_keys, of_queries), _ = jax.lax.scan(step, (keys, of_keys, of_queries), jnp.arange(last))
+    return turn(keys, of_keys, of_queries, last)
+
+
 def _logits(block: Any, mask_BTS: jax.Array, options: ScoreOptions) -> jax.Array:
     q_BKGTH, k_BKSH, _, bias_BKGTS = block
     return masked_logits(q_BKGTH, k_BKSH, mask_BTS, options._replace(bias=bias_BKGTS))
@@ -180,7 +200,7 @@ def _summed(weights_BKGTS: jax.Array, v_BKSU: jax.Array, rate: MaybeScalar, key:
     return jnp.einsum('BKGTS,BKSU->BKGTU', weights_BKGTS, v_BKSU, preferred_element_type=jnp.float32)
 
 
-def _blocks(inputs: Inputs, k_BKSH: jax.Array, v_BKSU: jax.Array, turn: jax.Array) -> Any:
+def _blocks(inputs: Inputs, keys: Any, turn: jax.Array | int) -> Any:
     """Yields (a, b, number, busy, block, mask, key) of the queries' half a with half b of the keys that are here at
     `turn`, which is block `number` of them all."""
     count, index = jax.lax.axis_size(AXIS), jax.lax.axis_index(AXIS)
@@ -192,8 +212,7 @@ def _blocks(inputs: Inputs, k_BKSH: jax.Array, v_BKSU: jax.Array, turn: jax.Arra
             rows = None if bias is None else half(bias, a, 3)
             block = (
                 half(inputs.q_BKGTH, a, 3),
-                half(k_BKSH, b, 2),
-                half(v_BKSU, b, 2),
+                *(half(x, b, 2) for x in keys),
                 None if rows is None else half(rows, number, 4, HALVES * count),
             )
             mask_BTS = half(half(inputs.mask_BTS, a, 1), number, 2, HALVES * count)
@@ -210,10 +229,9 @@ def _attend(inputs: Inputs, options: ScoreOptions) -> tuple[jax.Array, jax.Array
         top, total = jnp.broadcast_to(inputs.sink_KG[None, :, :, None], top.shape), total + 1
     out = jnp.zeros((B, K, G, T, inputs.v_BKSU.shape[-1]), jnp.float32)
 
-    def turn(carry: Any, number: jax.Array) -> tuple[Any, None]:
-        k_BKSH, v_BKSU, *sums = carry
+    def turn(keys: Any, none: None, sums: Any, number: jax.Array | int) -> tuple[None, Any]:
         halves = [[half(x, a, 3) for x in sums] for a in range(HALVES)]
-        for a, _, _, busy, block, mask_BTS, key in _blocks(inputs, k_BKSH, v_BKSU, number):
+        for a, _, _, busy, block, mask_BTS, key in _blocks(inputs, keys, number):
 
             def add(sums: Any, block: Any = block, mask_BTS: jax.Array = mask_BTS, key: Any = key) -> Any:
                 top, total, out = sums
@@ -224,11 +242,9 @@ def _attend(inputs: Inputs, options: ScoreOptions) -> tuple[jax.Array, jax.Array
                 return [higher, total * fade + weights.sum(-1), out * fade[..., None] + added]
 
             halves[a] = jax.lax.cond(busy, add, lambda sums: sums, halves[a])
-        sums = [jnp.concatenate(parts, axis=3) for parts in zip(*halves, strict=True)]
-        return (*pass_on((k_BKSH, v_BKSU)), *sums), None
+        return none, tuple(jnp.concatenate(parts, axis=3) for parts in zip(*halves, strict=True))
 
-    start = inputs.k_BKSH, inputs.v_BKSU, top, total, out
-    (_, _, top, total, out), _ = jax.lax.scan(turn, start, jnp.arange(jax.lax.axis_size(AXIS)))
+    _, (top, total, out) = go_round(turn, (inputs.k_BKSH, inputs.v_BKSU), None, (top, total, out))
     found = jnp.where(total > 0, total, 1)
     return out / found[..., None], jnp.where(total > 0, top, 0) + jnp.log(found)
 
@@ -238,9 +254,9 @@ def _differentiate(
 ) -> Inputs:
     """Returns the gradients of this device's queries, keys, values and bias."""
 
-    def turn(carry: Any, number: jax.Array) -> tuple[Any, None]:
-        k_BKSH, v_BKSU, dk, dv, dq, dbias = carry
-        for a, b, place, busy, block, mask_BTS, key in _blocks(inputs, k_BKSH, v_BKSU, number):
+    def turn(keys: Any, of_keys: Any, of_queries: Any, number: jax.Array | int) -> tuple[Any, Any]:
+        (dk, dv), (dq, dbias) = of_keys, of_queries
+        for a, b, place, busy, block, mask_BTS, key in _blocks(inputs, keys, number):
             lse, given = half(lse_BKGT, a, 3), (half(dout_BKGTU, a, 3), -half(delta_BKGT, a, 3))
 
             def gradient(
@@ -261,13 +277,13 @@ def _differentiate(
             if dbias is not None:
                 rows = _added(half(dbias, a, 3), dbias_ab, place, 4)
                 dbias = jax.lax.dynamic_update_slice_in_dim(dbias, rows, a * rows.shape[3], 3)
-        return (*pass_on((k_BKSH, v_BKSU, dk, dv)), dq, dbias), None
+        return (dk, dv), (dq, dbias)
 
-    wide = [jnp.zeros(x.shape, jnp.float32) for x in (inputs.k_BKSH, inputs.v_BKSU, inputs.q_BKGTH)]
-    bias = None if inputs.bias_BKGTS is None else jnp.zeros_like(inputs.bias_BKGTS)
-    start = inputs.k_BKSH, inputs.v_BKSU, *wide, bias
-    (_, _, dk, dv, dq, dbias), _ = jax.lax.scan(turn, start, jnp.arange(jax.lax.axis_size(AXIS)))
+    dk, dv, dq = (jnp.zeros(x.shape, jnp.float32) for x in (inputs.k_BKSH, inputs.v_BKSU, inputs.q_BKGTH))
+    dbias = None if inputs.bias_BKGTS is None else jnp.zeros_like(inputs.bias_BKGTS)
+    (dk, dv), (dq, dbias) = go_round(turn, (inputs.k_BKSH, inputs.v_BKSU), (dk, dv), (dq, dbias))
     dq, dk, dv = (g.astype(x.dtype) for g, x in zip((dq, dk, dv), inputs, strict=False))
+    dk, dv = pass_on((dk, dv))
     return Inputs(dq, dk, dv, dbias)
 
 

@@ -19,7 +19,7 @@ from tformer.layers.accelerators import mosaic, splash, tile_dropout, triton
 from tformer.layers.kernels import MIN, Meeting, Pair, ScoreOptions, pad, sink_gradient, with_sink
 from tformer.layers.masks import AttentionMask
 from tformer.layers.parallel import each_device
-from tformer.layers.parallel.ring_attention import AXIS, HALVES, half, pass_on, ways, zigzag
+from tformer.layers.parallel.ring_attention import AXIS, HALVES, go_round, half, pass_on, ways, zigzag
 
 PAIRS = {'flash': splash.PAIR, 'mosaic': mosaic.PAIR, 'triton': triton.PAIR}
 OF_KERNELS = {'flash': ('flash', 'mosaic'), 'mosaic': ('mosaic',), 'cudnn': ('triton',), 'triton': ('triton',)}
@@ -153,7 +153,7 @@ def _on_each(function: Any, in_specs: Any, out_specs: Any) -> Any:
 
 
 # --------------------------------------------------------------------------------------------- on each device
-def _meetings(q_BNTH: jax.Array, keys: Any, mask: AttentionMask, heads: ByHead, turn: jax.Array) -> Any:
+def _meetings(q_BNTH: jax.Array, keys: Any, mask: AttentionMask, heads: ByHead, turn: jax.Array | int) -> Any:
     """Yields (a, b, (whether a query may see a key, in which share of turns), the `Meeting`) of the queries' half a
     with half b of the keys that are here at `turn`."""
     (k_BKSH, _, key_arrays), (drawn_BN3, bias_1NX) = keys, heads
@@ -242,8 +242,7 @@ def _attend(
     """Returns (out_BNTU, float32, the log-sum-exp of the scores lse_BNT) of this device's queries."""
     pair, shape = PAIRS[plan.pair], q_BNTH.shape[:3]
 
-    def turn(carry: Any, number: jax.Array) -> tuple[Any, None]:
-        keys, halves = carry
+    def turn(keys: Any, none: None, halves: Any, number: jax.Array | int) -> tuple[None, Any]:
         halves = list(halves)
         for a, b, busy, meeting in _meetings(q_BNTH, keys, mask, heads, number):
 
@@ -256,11 +255,11 @@ def _attend(
                 return out * fade[..., None] + more.astype(jnp.float32) * share[..., None], whole
 
             halves[a] = _if_met(busy, add, halves[a])
-        return (pass_on(keys), tuple(halves)), None
+        return none, tuple(halves)
 
     start = jnp.zeros((*shape, v_BKSU.shape[-1]), jnp.float32), jnp.full(shape, MIN)
     halves = tuple(tuple(half(x, a, 2) for x in start) for a in range(HALVES))
-    (_, halves), _ = jax.lax.scan(turn, (_keys(k_BKSH, v_BKSU, mask), halves), jnp.arange(ways()))
+    _, halves = go_round(turn, _keys(k_BKSH, v_BKSU, mask), None, halves)
     out_BNTU, lse_BNT = (jnp.concatenate(parts, axis=2) for parts in zip(*halves, strict=True))
     return out_BNTU, lse_BNT
 
@@ -279,9 +278,8 @@ def _differentiate(
     """Returns the gradients of this device's queries, keys and values, and of the bias by them."""
     pair = PAIRS[plan.pair]
 
-    def turn(carry: Any, number: jax.Array) -> tuple[Any, None]:
-        keys, dkeys, dqueries, dbias = carry
-        dkeys, dqueries = list(dkeys), list(dqueries)
+    def turn(keys: Any, dkeys: Any, of_queries: Any, number: jax.Array | int) -> tuple[Any, Any]:
+        dkeys, (*dqueries, dbias) = list(dkeys), of_queries
         for a, b, busy, meeting in _meetings(q_BNTH, keys, mask, heads, number):
 
             def add(sums: Any, a: int = a, b: int = b, meeting: Meeting = meeting) -> Any:
@@ -297,18 +295,12 @@ def _differentiate(
 
             sums = dqueries[a], *dkeys[b], dbias
             dqueries[a], *dkeys[b], dbias = _if_met(busy, add, sums)
-        dkeys = tuple(map(tuple, dkeys))
-        return (*pass_on((keys, dkeys)), tuple(dqueries), dbias), None
+        return tuple(map(tuple, dkeys)), (*dqueries, dbias)
 
     wide = [jnp.zeros(x.shape, jnp.float32) for x in (q_BNTH, k_BKSH, v_BKSU)]
     dq, dk, dv = ([half(x, a, 2) for a in range(HALVES)] for x in wide)
-    start = (
-        _keys(k_BKSH, v_BKSU, mask),
-        tuple(zip(dk, dv, strict=True)),
-        tuple(dq),
-        jax.tree.map(jnp.zeros_like, heads[1]),
-    )
-    (_, dkeys, dqueries, dbias), _ = jax.lax.scan(turn, start, jnp.arange(ways()))
+    dkeys, dbias = tuple(zip(dk, dv, strict=True)), jax.tree.map(jnp.zeros_like, heads[1])
+    dkeys, (*dqueries, dbias) = go_round(turn, _keys(k_BKSH, v_BKSU, mask), dkeys, (*dq, dbias))
     found = zip((dqueries, *zip(*dkeys, strict=True)), (q_BNTH, k_BKSH, v_BKSU), strict=True)
-    grads = (jnp.concatenate(parts, axis=2).astype(x.dtype) for parts, x in found)
-    return *grads, dbias
+    of_queries, *of_keys = (jnp.concatenate(parts, axis=2).astype(x.dtype) for parts, x in found)
+    return of_queries, *pass_on(of_keys), dbias
