@@ -41,7 +41,8 @@ def expected(config: Config, target: Target, mesh: dict[str, int]) -> float:
     ticks, gradient = parts + stages - 1, 2 * size * own / mesh['fsdp']
     costs = {  # from the axis whose devices are nearest; bytes that a device sends in a step, times n / (n - 1)
         'tensor': 8 * size * stream,
-        'context': 10 * size * keys + gradient,  # keys and values thrice, and their gradients in float32
+        # keys and values thrice, and their gradients in float32, which go home rounded
+        'context': (6 * size + 8 + 2 * size / max(mesh['context'] - 1, 1)) * keys + gradient,
         'expert': 4 * size * stream * model.experts_per_token,
         'fsdp': 3 * size * own * ticks,
         'data': gradient,
