@@ -1,10 +1,9 @@
 """Attention over tokens that are split between devices: keys and values go round a ring of them (Liu et al. 2024).
 
 Every device of the mesh axis `context` holds its part of the queries, keys and values of each row. In as many turns as
-there are devices, it attends to the keys and values that it holds, which are passed on between them; no device ever
-holds them all.
-Blocks that the mask leaves empty are skipped, so that a causal mask halves the cost where the order of the tokens
-balances the work (`balance`).
+there are devices, it attends to the keys and values that it holds; between turns they are passed on, so that no device
+ever holds them all. Blocks that the mask leaves empty are skipped, so that a causal mask halves the cost where the order
+of the tokens balances the work (`balance`).
 """
 
 import functools
