@@ -2,8 +2,8 @@
 
 Every device of the mesh axis `context` holds its part of the queries, keys and values of each row. In as many turns as
 there are devices, it attends to the keys and values that it holds; between turns they are passed on, so that no device
-ever holds them all. Blocks that the mask leaves empty are skipped, so that a causal mask halves the cost where the order
-of the tokens balances the work (`balance`).
+ever holds them all. Blocks that the mask leaves empty are skipped: a causal mask halves the cost where the order of the
+tokens balances the work (`balance`).
 """
 
 import functools
