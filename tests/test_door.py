@@ -226,6 +226,14 @@ def test_a_run_is_loaded_without_a_warning(caplog) -> None:
     assert not caplog.records
 
 
+def test_a_checkpoint_that_is_asked_for_is_one_that_there_is() -> None:
+    """Or the mean of the newest, which is no one of them."""
+    with pytest.raises(UserError, match=r"^which='lastest' is unknown; did you mean 'latest'\?"):
+        tformer.load_run(ROOT / 'tests' / 'stored_run', which='lastest')
+    with pytest.raises(UserError, match=r'^--average=2 is of the newest checkpoints, --checkpoint=latest of one'):
+        tformer.load_run(ROOT / 'tests' / 'stored_run', which='latest', average=2)
+
+
 def test_a_text_becomes_a_batch(run: tformer.Run) -> None:
     batch = run.batch(['ab', 'abc'], ['', ''])
     assert batch['encoder_positions'].tolist() == [[0, 1, 2, -1], [0, 1, 2, 3]]
