@@ -333,6 +333,13 @@ def test_a_teacher_of_other_classes_is_refused(tmp_path):
         teacher_lib.make_teacher(cfg, one_row(cfg))
 
 
+def test_a_mixture_teaches_a_batch_in_parts(tmp_path):
+    """The losses of its routers would need all rows at once, and a teacher's are not trained."""
+    save_teacher(tmp_path / 'teacher', model__num_experts=4)
+    cfg = checks.resolve(student(tmp_path, train__microbatches=2), vocab_size=Byte().vocab_size)
+    assert teacher_lib.make_teacher(cfg, one_row(cfg)).model.cfg.num_experts == 4
+
+
 def test_a_teacher_that_reads_other_frames_is_refused(tmp_path):
     save_teacher(tmp_path / 'teacher', train__objective='classification', model__num_classes=2)
     fields = {'train__objective': 'classification_distilled', 'model__num_classes': 2}

@@ -93,6 +93,8 @@ def make_teacher(config: Config, batch: Mapping[str, Any]) -> Teacher | None:
             line = f'train.teacher={directory} has {name}={own[name]}, and this model {ours[name]}'
             raise UserError(f'{line}: both must have the same')
     model = theirs.model
+    if model.num_experts is not None:  # its routers learn nothing
+        model = dataclasses.replace(model, balance_weight=0.0, router_z_weight=0.0)
     if model.recurrence is None:
         model = dataclasses.replace(model, attention_kernel=config.model.attention_kernel)
     if TASKS[config.train.objective].records == 'preference':  # rewards are differences: both models round alike
