@@ -150,9 +150,8 @@ def field(ours: str, *theirs: str, values: Mapping[Any, Any] | None = None, null
         if values is not None:
             names = [name for name, expressed in values.items() if expressed == value]
             if not names:
-                raise UserError(
-                    f'model.{ours}={value!r} has no counterpart; valid: {", ".join(map(repr, values.values()))}'
-                )
+                valid = ', '.join(map(repr, dict.fromkeys(values.values())))
+                raise UserError(f'model.{ours}={value!r} has no counterpart; valid: {valid}')
             value = names[0]
         elif value is None and not null:
             raise UserError(f'model.{ours}=None has no counterpart')

@@ -76,13 +76,16 @@ def on_own_tokens(
 
 
 def whole_rows(x_BV: jax.Array, features: str) -> jax.Array:
-    """Constrains x [B, V] to whole rows, for what passes over each many times; devices that split V, by its logical
-    name, share out the rows of their own where they divide."""
-    rows, axes = split('batch', len(x_BV)) or (), _axes(features)
-    shared = (*rows, *(axis for axis in axes if axis not in rows))
-    if not splits() or len(x_BV) % ways(shared):
-        return sharding.constrain(x_BV, 'batch', None)
-    return jax.lax.with_sharding_constraint(x_BV, P(shared, None))
+    """Constrains x [B, V] to whole rows, for what passes over each many times; devices that have the same rows share
+    them out where they divide: all of them, or those that split V, by its logical name."""
+    if not splits():
+        return x_BV
+    rows = split('batch', len(x_BV)) or ()
+    for axes in (sorted(free_axes()), _axes(features)):
+        shared = (*rows, *(axis for axis in axes if axis not in rows))
+        if len(x_BV) % ways(shared) == 0:
+            return jax.lax.with_sharding_constraint(x_BV, P(shared, None))
+    return sharding.constrain(x_BV, 'batch', None)
 
 
 def free_axes() -> set[str]:
