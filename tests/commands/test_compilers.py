@@ -47,6 +47,7 @@ def skip_without(device):
         pytest.skip(f'the compiler of {device} is not installed: make compilers')
 
 
+@functools.cache
 def compiled(device, helper):
     """Returns what a helper's process, which sees the compiler of a device, prints: a row for each case."""
     skip_without(device)
