@@ -268,6 +268,12 @@ def test_a_seed_is_an_integer_of_64_bits(run: tformer.Run, seed: object) -> None
         run.generate(['ab'], seed=seed)
 
 
+def test_a_seed_may_be_an_integer_of_numpy_and_jax(run: tformer.Run) -> None:
+    wanted = run.generate(['ab'], seed=3)
+    for seed in (np.int32(3), np.array(3), jax.numpy.int32(3)):
+        assert run.generate(['ab'], seed=seed) == wanted
+
+
 def test_a_text_by_itself_is_no_list_of_texts(run: tformer.Run) -> None:
     for asked in (
         run.generate,

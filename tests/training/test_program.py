@@ -86,7 +86,7 @@ def test_that_all_devices_hold_the_slots_of_a_capacity_is_told() -> None:
         config = override(CONFIG, {**fields, **{f'mesh.{name}': value for name, value in mesh.items()}})
         return make_program(config, dummy_batch.random_batch(config)).remarks
 
-    for mesh in ({'data': 8}, {'fsdp': 8}):
+    for mesh in ({'data': 8}, {'fsdp': 8}, {'context': 4}):
         (line,) = told('capacity', **mesh)
         assert line.startswith('model.expert_dispatch=capacity without mesh.expert: every device holds the slots of ')
         assert told('dropless', **mesh) == []

@@ -94,9 +94,10 @@ class Run:
         if average is not None and config.model.norm == 'batchnorm':
             raise UserError(f'--average={average}: the statistics of model.norm=batchnorm belong to one checkpoint')
         places = scoring.shardings(config, meshes.make_mesh(config.mesh)) if placed else None
+        chosen: dict[str, Any]
         if average is None:
             variables, step = checkpoint.load_variables(home, which, places)
-            chosen: dict[str, Any] = {} if step == checkpoint.best(home) else {'checkpoint': which}
+            chosen = {} if which == 'best' or step == checkpoint.best(home) else {'checkpoint': which}
         else:
             variables, step = checkpoint.load_average(home, average, config.train.keep_last, places)
             chosen = {'average': average}

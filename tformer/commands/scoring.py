@@ -7,7 +7,6 @@ from collections.abc import Callable, Container, Generator, Iterator, Mapping, S
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 from jax.experimental import multihost_utils
 
 from tformer import config as config_lib
@@ -20,10 +19,10 @@ from tformer.data.sources.records import BadRecord, Record
 from tformer.data.tokenizers.chat import Messages
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.decode import halves, refill
+from tformer.decode.drawing import checked_seed
 from tformer.decode.generate import texts_of_row
 from tformer.decode.text import Output, Share, best, make_writer
 from tformer.distributed import meshes, sharding
-from tformer.errors import UserError
 from tformer.evaluation import metrics, scorer
 from tformer.model import build, quantized
 from tformer.objectives import OBJECTIVES
@@ -160,8 +159,7 @@ def write(
     Texts whose numbers are `done` are left out, and of the others a `share` is written. The variables of a model that
     drafts tokens are in variables['draft']. Raises a `UserError` as `generate`.
     """
-    if not isinstance(seed, int | np.integer) or not -(2**63) <= seed < 2**63:
-        raise UserError(f'seed={seed!r} is not an integer of 64 bits')
+    seed = checked_seed(seed)
     plain = standard(config)  # so that runs that differ in numbers alone share a program
     mesh = meshes.mesh_of(variables)
     rows, multiple = meshes.batch_sharding(mesh), meshes.row_multiple(mesh, config.mesh)

@@ -3,6 +3,7 @@
 Shapes: B rows, V vocabulary.
 """
 
+import operator
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +13,7 @@ import numpy as np
 from tformer.config import Decode
 from tformer.decode.constraints import CONSTRAINTS
 from tformer.decode.sample import Sampling
+from tformer.errors import UserError
 
 
 class Drawing(NamedTuple):
@@ -45,11 +47,26 @@ def unknown(decode: Decode) -> list[str]:
     return [f'decode.{name}={found[name]}' for name in names]
 
 
+def checked_seed(seed: object) -> int:
+    """Returns a seed as a number.
+
+    Raises:
+      UserError: it is no integer of 64 bits.
+    """
+    try:
+        found = operator.index(seed)  # type: ignore[arg-type]
+    except TypeError:
+        found = 2**63
+    if not -(2**63) <= found < 2**63:
+        raise UserError(f'seed={seed!r} is not an integer of 64 bits')
+    return found
+
+
 def drawing_of(decode: Decode, seed: int) -> Drawing:
     """Returns how a run draws the first text of a seed, where nothing is `unknown`."""
     cuts = {name: value for name in ('top_k', 'top_p', 'min_p') if (value := getattr(decode, name)) is not None}
     heat = decode.temperature if decode.strategy == 'sample' else 0.0
-    bits = np.int64(seed).astype(np.int32)  # that keys are made of
+    bits = np.int64(checked_seed(seed)).astype(np.int32)  # that keys are made of
     return Drawing(**cuts, temperature=heat, seed=int(bits), most=decode.max_len)
 
 

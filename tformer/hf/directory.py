@@ -255,6 +255,8 @@ def open_hub(name: str) -> HubDirectory:
 
 def _place(name: str) -> pathlib.Path:
     """Returns the directory of this name, or that into which a repository of this name is downloaded."""
+    if re.match(r'https?:/|hf:/', name):
+        raise UserError(f'{name} is a URL: name the repository, such as openai-community/gpt2')
     stores.require_local(name)
     path = pathlib.Path(name)
     if not path.is_dir():

@@ -79,7 +79,7 @@ class Program:
     def _together(self) -> str:
         """Says that all devices assign the slots of experts together; '' where each does its own."""
         model, mesh = self.config.model, self.mesh.shape
-        several = mesh['data'] * mesh['fsdp'] > 1 and mesh['expert'] == 1
+        several = mesh['data'] * mesh['fsdp'] * mesh['context'] > 1 and mesh['expert'] == 1
         if model.num_experts is None or model.expert_dispatch != 'capacity' or not several:
             return ''
         return (

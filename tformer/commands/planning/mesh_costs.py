@@ -85,7 +85,7 @@ def _slots(config: Config, mesh: dict[str, int]) -> float:
     if model.num_experts is None:
         return _computed(config)
     if model.expert_dispatch == 'capacity':
-        return _computed(config) * (mesh['data'] * mesh['fsdp'] if ways == 1 else 1)
+        return _computed(config) * (mesh['data'] * mesh['fsdp'] * mesh['context'] if ways == 1 else 1)
     return ways * min(model.experts_per_token, model.num_experts / ways)
 
 

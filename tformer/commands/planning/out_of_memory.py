@@ -6,13 +6,13 @@ from typing import Any
 
 import jax.extend
 
-from tformer.config import Config
+from tformer.config import Config, tasks
 from tformer.distributed import hlo
 from tformer.distributed.devices import Target
 from tformer.errors import UserError
 from tformer.layers import kernel_choice
 from tformer.layers.linear import ALIGNED
-from tformer.objectives import loss_chunk
+from tformer.objectives import computed_in_parts, loss_chunk
 
 OF_PAIRS = ('reference', 'blocked', 'xla')  # kernels that hold a number for each pair of a query and a key
 
@@ -86,13 +86,13 @@ def advice(config: Config, target: Target, sizes: list[tuple[int, ...]], trainin
     model, kept = config.model, config.model.remat is None
     layers = model.num_decoder_layers if model.family != 'encoder' else model.num_encoder_layers
     of_pairs = not model.recurrence and kernel_choice.pick(model, target.jax_platform) in OF_PAIRS
-    cures = []
+    in_parts, cures = computed_in_parts(tasks.TASKS[config.train.objective]), []
     for each in sizes:
         if of_pairs and each.count(config.data.length) > 1:
             cures.append('model.attention_kernel')
         if kept and each[:1] == (layers,):
             cures.append('model.remat')
-        if loss_chunk(config) != 1 and any(0 <= size - (model.vocab_size or 0) < ALIGNED for size in each):
+        if in_parts and loss_chunk(config) != 1 and any(0 <= size - (model.vocab_size or 0) < ALIGNED for size in each):
             cures.append('train.loss_chunk')
     cures += ['model.remat'] * kept + ['train.microbatches', 'mesh.fsdp', 'mesh.tensor']
     return f'lower it by {", ".join(dict.fromkeys(cures))}'

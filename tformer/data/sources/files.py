@@ -146,7 +146,7 @@ def _located(name: str, split: str) -> list[Path]:
     splits = [_split_of(match) for match in matches]
     if None not in splits and len(set(splits)) > 1:
         line = f'matches {matches[0].name} and {matches[splits.index(splits[-1])].name}, which are splits'
-        raise UserError(f'{path} {line}: name their directory, or the files of one split')
+        raise UserError(f'{path} {line}: name their directory, the files of one split, or all of them')
     return matches
 
 
