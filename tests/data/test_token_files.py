@@ -103,7 +103,8 @@ def test_a_stream_is_one_text_and_its_end_is_held_out(tmp_path, head: bytes) -> 
     nanogpt(tmp_path / 'nano' / 'val.bin', tokens[900:])
     own = config(path=(str(tmp_path / 'nano'),))
     assert [texts(own, split) for split in ('train', 'valid')] == [[tokens[:900]], [tokens[900:]]]
-    own = config(path=(str(tmp_path / 'nano' / '*.bin'),), valid_path=('x',), test_path=('x',))
+    both = tuple(str(tmp_path / 'nano' / f'{name}.bin') for name in ('train', 'val'))
+    own = config(path=both, valid_path=('x',), test_path=('x',))
     assert texts(own) == [tokens[:900], tokens[900:]]
     seen = batches(own)
     rows = [row for step in range(int(seen.steps_per_epoch) + 1) for row in seen.batch(step)['inputs'].tolist()]
