@@ -237,8 +237,8 @@ class Objective(Loss):
     teacher: bool = False  # whether a teacher's outputs are part of the loss that is trained
 
     def method_for(self, chunk: Chunk, **teacher: Any) -> Method:
-        """Returns the method that learns. Where those are enough, it gives the statistics of the tokens' logits, a
-        `chunk` at a time, or of a model that has none the logits."""
+        """Returns the method that learns. Of tokens it gives the statistics of their logits, a `chunk` at a time, or
+        the logits themselves where the loss needs them or the model has no statistics."""
         if self.method != '__call__' or not self.by_statistics:
             return self.method
 

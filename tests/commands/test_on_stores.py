@@ -7,7 +7,7 @@ import pytest
 import emulated
 from places import ROOT
 from tformer import __main__ as command_line
-from tformer.commands import export, freeze, generate, inspect
+from tformer.commands import generate, import_, inspect
 from tformer.commands.run import Run
 from tformer.data import store_copies, stores
 from tformer.errors import UserError
@@ -47,6 +47,8 @@ def test_a_copy_is_known_by_its_url(store) -> None:
         ('generate', f'--workdir={RUN}', '--input=s3://b/x'),
         ('predict', f'--workdir={RUN}', '--input=s3://b/x'),
         ('import', 's3://b/x', '--workdir=new'),
+        ('export', f'--workdir={RUN}', 's3://b/x'),
+        ('freeze', f'--workdir={RUN}', 's3://b/x'),
         ('prepare', f'--config={ROOT}/configs/lm_stdlib.py:smoke', '--output=s3://b/x'),
     ],
 )
@@ -58,9 +60,18 @@ def test_a_file_of_a_command_is_no_url(tmp_path, monkeypatch, given) -> None:
     assert not [*(tmp_path / 's3:' / 'b').iterdir()]
 
 
-@pytest.mark.parametrize('write', [export.export, freeze.freeze])
-def test_a_directory_that_is_made_is_no_url(tmp_path, monkeypatch, write) -> None:
+def test_a_directory_that_is_made_is_no_url(tmp_path, monkeypatch) -> None:
+    """In Python too, where a path has lost a stroke."""
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=r'^s3://b/x is a URL, and this takes .* copy it to the store from there$'):
-        write(RUN, 's3://b/x')
+    with (
+        pytest.raises(UserError, match=r'^s3://b/x is a URL, and this takes .* copy it to the store from there$'),
+        import_.new_directory(pathlib.Path('s3://b/x')),
+    ):
+        pass
     assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize('url', ['https://huggingface.co/a/b', 'hf://a/b'])
+def test_a_url_of_the_hub_is_told_to_be_a_name(url) -> None:
+    with pytest.raises(UserError, match=f'^{url} is a URL: name the repository, such as openai-community/gpt2$'):
+        command_line.main(['tformer', 'import', url, '--workdir=new'])

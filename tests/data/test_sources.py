@@ -322,6 +322,9 @@ def test_a_glob_of_the_files_of_several_splits_is_no_training_split(tmp_path) ->
     assert texts(path=(f'{place}/train-*.txt',), valid_path=('x',), test_path=('x',)) == ['1', '2']
     with pytest.raises(UserError, match=r'\*\.txt matches train-0\.txt and validation\.txt, which are splits'):
         load(path=(f'{place}/*.txt',), valid_path=('x',), test_path=('x',))
+    write(tmp_path / 'b', {'train.txt': '5'})
+    with pytest.raises(UserError, match=r'/\*/\*\.txt matches train-0\.txt and validation\.txt, which are splits'):
+        load(path=(f'{tmp_path}/*/*.txt',))
     write(tmp_path / 'a', {'other.txt': '4'})
     assert len(texts(path=(f'{place}/*.txt',), valid_path=('x',), test_path=('x',))) == 4
 

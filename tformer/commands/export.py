@@ -40,6 +40,7 @@ ARGUMENTS = 'PATH'
 def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) -> None:
     if len(arguments) != 1:
         raise UserError(f'export takes one PATH, not {len(arguments)}')
+    stores.require_local(arguments[0], written=True)  # before the parameters are read
     loaded = Run.load(commands.needed(flags, 'workdir'), overrides, flags.checkpoint, headless=True)
     print(export(loaded, arguments[0], flags.family, merge=flags.merge, shard_bytes=flags.shard_bytes))
 
@@ -63,7 +64,6 @@ def export(
     Raises:
       UserError: no family expresses the model, by its first field in which they differ; or the directory is in use.
     """
-    stores.require_local(path, written=True)
     if shard_bytes < 1:
         raise UserError(f'--shard_bytes={shard_bytes} must be positive')
     run, place = opened(run, headless=True), pathlib.Path(path)

@@ -53,6 +53,7 @@ _PLATFORMS = ('cpu', 'cuda', 'rocm', 'tpu')
 def run(arguments: list[str], overrides: dict[str, str], flags: commands.Flags) -> None:
     if len(arguments) != 1:
         raise UserError(f'freeze takes one PATH, not {len(arguments)}')
+    stores.require_local(arguments[0], written=True)  # before the parameters are read
     loaded = Run.load(commands.needed(flags, 'workdir'), overrides, flags.checkpoint)
     freeze(loaded, arguments[0], rows=flags.rows, platforms=flags.platforms)
 
@@ -66,7 +67,6 @@ def freeze(
       UserError: the run does not write text or is recurrent, a platform is unknown, there is something at `path`, or
         the package flatbuffers is missing.
     """
-    stores.require_local(path, written=True)
     run = opened(run)
     if rows < 1:
         raise UserError(f'--rows={rows} must be at least 1')

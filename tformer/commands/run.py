@@ -94,10 +94,10 @@ class Run:
         if average is not None and config.model.norm == 'batchnorm':
             raise UserError(f'--average={average}: the statistics of model.norm=batchnorm belong to one checkpoint')
         places = scoring.shardings(config, meshes.make_mesh(config.mesh)) if placed else None
-        chosen: dict[str, Any]
         if average is None:
             variables, step = checkpoint.load_variables(home, which, places)
-            chosen = {} if which == 'best' or step == checkpoint.best(home) else {'checkpoint': which}
+            other = which != 'best' and step != checkpoint.best(home)
+            chosen: dict[str, Any] = {'checkpoint': which} if other else {}
         else:
             variables, step = checkpoint.load_average(home, average, config.train.keep_last, places)
             chosen = {'average': average}
@@ -138,8 +138,8 @@ class Run:
         in its encoder, and data.start and the `targets`, if given, in its decoder.
 
         Raises:
-          UserError: there are no texts or not as many targets, a text is longer than model.max_len, the run writes no
-            targets, or its objective reads more than a text.
+          UserError: there are no texts, or another number of targets than of texts, a text is longer than
+            model.max_len, the run writes no targets, or its objective reads more than a text.
         """
         return text_batches.batch_of(self.config, self.tokenizers, texts, targets)
 

@@ -267,10 +267,9 @@ def local(url: str, owns: bool, arrays: bool = True) -> Iterator[str]:
         try:
             with repeating(PUSH_SECONDS, _Pushing(copy, place)):
                 yield str(place)
-        except UserError as error:
-            error.args, ended = (shown(error),), error
-            raise
         except BaseException as error:
+            if isinstance(error, UserError):
+                error.args = (shown(error),)
             ended = error
             raise
         finally:

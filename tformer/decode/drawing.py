@@ -51,7 +51,7 @@ def checked_seed(seed: object) -> int:
     """Returns a seed as a number.
 
     Raises:
-      UserError: it is no integer of 64 bits.
+      UserError: the seed is not an integer, or has more than 64 bits.
     """
     try:
         found = operator.index(seed)  # type: ignore[arg-type]

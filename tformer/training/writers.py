@@ -54,7 +54,7 @@ def results(workdir: pathlib.Path) -> dict[str, dict[str, Any]]:
 
 
 def overrides(workdir: pathlib.Path) -> dict[str, dict[str, Any]]:
-    """Returns by split the fields in which its scores are not of the run's own config, and the values they had."""
+    """Returns by split the fields and flags by which its scores are others than the run's own, with their values."""
     return _result(workdir).get(OVERRIDES, {})
 
 

@@ -1,6 +1,7 @@
 """Files as a source: the files of each split, and the splits that are held out of others."""
 
 import collections
+import functools
 import glob
 import itertools
 import json
@@ -145,7 +146,8 @@ def _located(name: str, split: str) -> list[Path]:
         raise UserError(f'{path} {problem}{nearest(path.name, siblings, listed=10)}')
     splits = [_split_of(match) for match in matches]
     if None not in splits and len(set(splits)) > 1:
-        line = f'matches {matches[0].name} and {matches[splits.index(splits[-1])].name}, which are splits'
+        other = next(match for match, split in zip(matches, splits, strict=True) if split != splits[0])
+        line = f'matches {matches[0].name} and {other.name}, which are splits'
         raise UserError(f'{path} {line}: name their directory, the files of one split, or all of them')
     return matches
 
@@ -174,6 +176,7 @@ def _saved(directory: Path) -> list[Path]:
     return files
 
 
+@functools.cache
 def _pattern(split: str) -> re.Pattern[str]:
     """Returns the pattern of the names of files of a split."""
     endings, packs = '|'.join(ending[1:] for ending in ENDINGS), '|'.join(map(re.escape, PACKS))
