@@ -123,9 +123,14 @@ def test_activations_go_to_the_next_stage_and_parameters_stay_where_they_are():
     ahead = {(stages[i, j].id, stages[i + 1, j].id) for i in range(3) for j in range(2)}
     assert sends(text) == {frozenset(ahead), frozenset((target, source) for source, target in ahead)}
     program = hlo.parse(text)
-    gathered = [i for i, _, _ in hlo.executions(program, hlo.nothing) if i.opcode.startswith('all-gather')]
-    assert gathered and max(hlo.num_bytes(i.shape) for i in gathered) == 4 * ROWS * T * 16, [i.shape for i in gathered]
-    assert 'all-to-all' not in text
+    executed = [i for i, _, _ in hlo.executions(program, hlo.nothing)]
+    gathered = [i for i in executed if i.opcode.startswith('all-gather')]
+    tokens = 4 * ROWS * T * 16  # bytes of a gradient, of the rows of one number of data
+    assert gathered and max(hlo.num_bytes(i.shape) for i in gathered) == tokens, [i.shape for i in gathered]
+    # The table has more rows than a stage has tokens: each stage adds up its own part of the width.
+    (exchanged,) = (i for i in executed if i.opcode.startswith('all-to-all'))
+    assert hlo.num_bytes(exchanged.shape) == tokens / 4, exchanged
+    assert re.search('op_name=".*/embed/', exchanged.attributes), exchanged
     layers = jax.tree.leaves(state.params['decoder']['stack']['layers'])
     assert layers and all(x.sharding.shard_shape(x.shape) == (1, *x.shape[1:]) for x in layers)
 
