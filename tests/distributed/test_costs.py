@@ -272,40 +272,35 @@ def chosen(place, *branches):
     )
 
 
-def test_a_branch_counts_as_often_as_its_share_says():
+def test_branches_count_as_often_as_the_share_of_the_conditional_says():
     none = '%none (x: f32[4,8]) -> f32[4,16] {\n  ROOT %z = f32[4,16]{1,0} constant({...})\n}\n'
-    both = branch('local', 'share_750') + branch('global', 'share_250')
-    program = hlo.parse(toy_hlo.main(chosen('', '%local', '%global'), more=both))
+    both = branch('local', 'local') + branch('global', 'global')
+    program = hlo.parse(toy_hlo.main(chosen('share_250/', '%local', '%global'), more=both))
     assert costs.flops(program) == 1024
     assert [(work.times, work.flops) for work in costs.works(program)] == [(0.75, 1024.0), (0.25, 1024.0)]
-    met = branch('met', 'jvp(share_625)')
-    assert costs.flops(hlo.parse(toy_hlo.main(chosen('', '%none', '%met'), more=none + met))) == 0.625 * 1024
-    unknown = branch('met', 'attention')
-    assert costs.flops(hlo.parse(toy_hlo.main(chosen('', '%none', '%met'), more=none + unknown))) == 1024
-    inner = '  ' + chosen('share_500/', '%none', '%deep') + '\n'
-    outer = branch('outer', 'share_500', inner.replace('%y', '%w').replace('%n ', '%m ').replace('(%n', '(%m'))
-    deep = branch('deep', 'share_500/share_250')
-    program = hlo.parse(toy_hlo.main(chosen('', '%none', '%outer'), more=none + deep + outer))
-    assert costs.flops(program) == 0.5 * (1 + 0.25) * 1024
+    met = chosen('jit(step)/transpose(jvp(share_625))/', '%none', '%met')
+    predicate = met.replace('branch_computations={%none, %met}', 'true_computation=%met, false_computation=%none')
+    for conditional in (met, predicate):
+        assert costs.flops(hlo.parse(toy_hlo.main(conditional, more=none + branch('met', 'met')))) == 0.625 * 1024
+    unknown = hlo.parse(toy_hlo.main(chosen('', '%none', '%met'), more=none + branch('met', 'met')))
+    assert costs.flops(unknown) == 1024
+    for place, times in {'share_500/cond/share_250/': 0.25, 'share_500/cond/': 1}.items():
+        inner = '  ' + chosen(place, '%none', '%deep') + '\n'
+        outer = branch('outer', 'share_500', inner.replace('%y', '%w').replace('%n ', '%m ').replace('(%n', '(%m'))
+        more = none + branch('deep', f'{place}cond') + outer
+        program = hlo.parse(toy_hlo.main(chosen('share_500/', '%none', '%outer'), more=more))
+        assert costs.flops(program) == 0.5 * (1 + times) * 1024
 
 
-def test_a_branch_without_a_share_is_taken_in_the_rest():
-    both = branch('met', 'share_250') + branch('other', 'attention')
-    assert costs.flops(hlo.parse(toy_hlo.main(chosen('', '%other', '%met'), more=both))) == 1024
+@pytest.mark.parametrize(('share', 'products'), [(0.25, 1), (0.5, 3)])
+def test_the_compiler_keeps_the_share_of_a_conditional(share, products):
+    def run(x, holds):
+        return hlo.cond(share, holds, lambda x: jnp.tanh(x @ x), lambda x: x, x).sum()
 
-
-@pytest.mark.parametrize('taken', [0.25, 0.5])
-def test_the_compiler_keeps_the_share_of_a_branch(taken):
-    def run(x, go):
-        def product(x):
-            with hlo.share(taken):
-                return jnp.tanh(x @ x)
-
-        return jax.lax.cond(go, product, lambda x: x, x)
-
-    size = round(8 / taken)  # the compilation cache does not tell programs apart by their names alone
-    text = jax.jit(run).lower(jnp.ones((size, size)), True).compile().as_text()
-    assert costs.flops(hlo.parse(text)) == taken * 2 * size**3
+    size = round(8 / share)  # the compilation cache does not tell programs apart by their names alone
+    program = run if products == 1 else jax.value_and_grad(run)
+    text = jax.jit(program).lower(jnp.ones((size, size)), True).compile().as_text()
+    assert costs.flops(hlo.parse(text)) == share * products * 2 * size**3
 
 
 # ------------------------------------------------------------------------------------------------ bytes

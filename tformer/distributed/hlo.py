@@ -1,6 +1,5 @@
 """Reads the text of a compiled program (HLO), and says how often each of its instructions runs."""
 
-import contextlib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -119,8 +118,8 @@ def executions(
 ) -> Iterator[tuple[Instruction, Computation, float]]:
     """Yields every instruction that a run reaches, its computation, and how often it runs in the mean.
 
-    Of a conditional each branch counts as often as its `share` says, or else the branch of the highest total `cost` is
-    taken. A loop of unknown length counts once.
+    Of a conditional that `cond` made each branch counts as often as its share says; of others the branch of the highest
+    total `cost` is taken. A loop of unknown length counts once.
 
     Args:
       program: a parsed program.
@@ -138,29 +137,11 @@ def executions(
             yield from executions(program, cost, callee, times * repeats, into_fusions)
 
 
-def share(taken: float) -> contextlib.AbstractContextManager[Any]:
-    """A context for what a branch of a conditional computes, which is taken in this share of its runs, by thousandths:
-    the program's text says so."""
-    return jax.named_scope(f'share_{round(1000 * taken)}')
-
-
-def _shares(program: Program, conditional: Instruction, branches: list[str]) -> list[float] | None:
-    """Returns the shares of a conditional's branches; None where none of them states its own.
-
-    The names of what a branch computes have first the shares that the conditional's own name has.
-    """
-    around = len(re.findall(_SHARE, conditional.attributes))
-
-    def stated(branch: str) -> float | None:
-        named = (re.findall(_SHARE, i.attributes) for i in program.computations[branch].values())
-        return next((int(found[around]) / 1000 for found in named if len(found) > around), None)
-
-    found = [stated(branch) for branch in branches]
-    known = [each for each in found if each is not None]
-    if not known:
-        return None
-    rest = max(1 - sum(known), 0.0) / max(len(found) - len(known), 1)
-    return [rest if each is None else each for each in found]
+def cond(share: float, holds: jax.Array, true: Callable[..., Any], false: Callable[..., Any], *operands: Any) -> Any:
+    """`jax.lax.cond`, named in the program's text by the share of its runs, in thousandths, in which its condition
+    holds."""
+    with jax.named_scope(f'share_{round(1000 * share)}'):
+        return jax.lax.cond(holds, true, false, *operands)
 
 
 _SHARE = r'\bshare_(\d+)\b'
@@ -175,11 +156,11 @@ def callees(
         repeats = trips(program, instruction, computation) or 1
         return [(named['body'][0], repeats), (named['condition'][0], repeats)]
     if instruction.opcode == 'conditional':
-        keys = ('branch_computations', 'true_computation', 'false_computation')
+        keys = ('branch_computations', 'false_computation', 'true_computation')
         branches = [branch for key in keys for branch in named.get(key, ())]
-        shares = _shares(program, instruction, branches)
-        if shares is not None:
-            return [(branch, taken) for branch, taken in zip(branches, shares, strict=True) if taken]
+        if said := re.search(rf'{_SHARE}\)*/cond"', instruction.attributes):
+            holds, (false, true) = int(said[1]) / 1000, branches
+            return [(branch, share) for branch, share in ((false, 1 - holds), (true, holds)) if share]
         return [(max(branches, key=lambda branch: _total(program, cost, branch)), 1)]
     if instruction.opcode in ('call', 'call-start', 'async-start', 'fusion'):
         return [(callee, 1) for key in ('calls', 'to_apply') for callee in named.get(key, ())]

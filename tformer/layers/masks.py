@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -104,17 +105,11 @@ class AttentionMask(flax.struct.PyTreeNode):
     def by_width(self, attend: Callable[[Sight], jax.Array]) -> jax.Array:
         """Returns what `attend` makes of the sight that a static mask's window gives."""
 
-        def branch(width: int | None) -> Callable[[], jax.Array]:
-            def attended() -> jax.Array:
-                with hlo.share(self.shares_by_width[width]):
-                    return attend(self.sight(width))
-
-            return attended
-
         if len(self.shares_by_width) == 1:
             return attend(self.sight(*self.shares_by_width))
         width, _ = self.shares_by_width
-        found: jax.Array = jax.lax.cond(self.window == width, branch(width), branch(None))
+        narrow, wide = (functools.partial(attend, self.sight(each)) for each in (width, None))
+        found: jax.Array = hlo.cond(self.shares_by_width[width], self.window == width, narrow, wide)
         return found
 
     def reach(self) -> jax.Array | None:

@@ -154,8 +154,8 @@ def _on_each(function: Any, in_specs: Any, out_specs: Any) -> Any:
 
 # --------------------------------------------------------------------------------------------- on each device
 def _meetings(q_BNTH: jax.Array, keys: Any, mask: AttentionMask, heads: ByHead, turn: jax.Array | int) -> Any:
-    """Yields (a, b, (whether a query may see a key, in which share of turns), the `Meeting`) of the queries' half a
-    with half b of the keys that are here at `turn`."""
+    """Yields (a, b, whether a query may see a key, in which share of turns, the `Meeting`) of the queries' half a with
+    half b of the keys that are here at `turn`."""
     (k_BKSH, _, key_arrays), (drawn_BN3, bias_1NX) = keys, heads
     count, index = ways(), jax.lax.axis_index(AXIS)
     T, S = q_BNTH.shape[2] // HALVES, k_BKSH.shape[2] // HALVES
@@ -192,7 +192,7 @@ def _meetings(q_BNTH: jax.Array, keys: Any, mask: AttentionMask, heads: ByHead, 
             bias = None
             if bias_1NX is not None:
                 bias = jax.lax.dynamic_slice_in_dim(bias_1NX[0], _first(offset, S), T + S - 1, axis=1)
-            yield a, b, (meets(offset, own_width), float(shares[a, b])), Meeting(part, offset, drawn, bias)
+            yield a, b, meets(offset, own_width), float(shares[a, b]), Meeting(part, offset, drawn, bias)
 
 
 def _shares(
@@ -209,16 +209,6 @@ def _shares(
         waits = met.sum((2, 3)).max(0).sum() / met.sum((2, 3)).mean(0).sum()
         total += layers_share * np.minimum(met.mean((0, 1)) * waits, 1.0)
     return total
-
-
-def _if_met(busy: tuple[jax.Array, float], add: Callable[[Any], Any], sums: Any) -> Any:
-    """Returns the sums with what blocks add that meet."""
-
-    def met(sums: Any) -> Any:
-        with hlo.share(busy[1]):
-            return add(sums)
-
-    return jax.lax.cond(busy[0], met, lambda sums: sums, sums)
 
 
 def _first(offset: jax.Array, S: int) -> jax.Array:
@@ -244,17 +234,17 @@ def _attend(
 
     def turn(keys: Any, none: None, halves: Any, number: jax.Array | int) -> tuple[None, Any]:
         halves = list(halves)
-        for a, b, busy, meeting in _meetings(q_BNTH, keys, mask, heads, number):
+        for a, b, busy, share, meeting in _meetings(q_BNTH, keys, mask, heads, number):
 
             def add(sums: Any, a: int = a, b: int = b, meeting: Meeting = meeting) -> Any:
                 out, lse = sums
                 q, k, v = half(q_BNTH, a, 2), half(keys[0], b, 2), half(keys[1], b, 2)
                 more, more_lse = pair.forward(q, k, v, meeting, plan.options, plan.interpret)
                 whole = jnp.logaddexp(lse, more_lse)
-                fade, share = jnp.exp(lse - whole), jnp.exp(more_lse - whole)
-                return out * fade[..., None] + more.astype(jnp.float32) * share[..., None], whole
+                fade, rise = jnp.exp(lse - whole), jnp.exp(more_lse - whole)
+                return out * fade[..., None] + more.astype(jnp.float32) * rise[..., None], whole
 
-            halves[a] = _if_met(busy, add, halves[a])
+            halves[a] = hlo.cond(share, busy, add, lambda sums: sums, halves[a])
         return none, tuple(halves)
 
     start = jnp.zeros((*shape, v_BKSU.shape[-1]), jnp.float32), jnp.full(shape, MIN)
@@ -280,7 +270,7 @@ def _differentiate(
 
     def turn(keys: Any, dkeys: Any, of_queries: Any, number: jax.Array | int) -> tuple[Any, Any]:
         dkeys, (*dqueries, dbias) = list(dkeys), of_queries
-        for a, b, busy, meeting in _meetings(q_BNTH, keys, mask, heads, number):
+        for a, b, busy, share, meeting in _meetings(q_BNTH, keys, mask, heads, number):
 
             def add(sums: Any, a: int = a, b: int = b, meeting: Meeting = meeting) -> Any:
                 q, k, v = half(q_BNTH, a, 2), half(keys[0], b, 2), half(keys[1], b, 2)
@@ -294,7 +284,7 @@ def _differentiate(
                 return *(x + g.astype(jnp.float32) for x, g in zip(sums, more, strict=True)), total
 
             sums = dqueries[a], *dkeys[b], dbias
-            dqueries[a], *dkeys[b], dbias = _if_met(busy, add, sums)
+            dqueries[a], *dkeys[b], dbias = hlo.cond(share, busy, add, lambda sums: sums, sums)
         return tuple(map(tuple, dkeys)), (*dqueries, dbias)
 
     wide = [jnp.zeros(x.shape, jnp.float32) for x in (q_BNTH, k_BKSH, v_BKSU)]
