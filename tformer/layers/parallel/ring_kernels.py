@@ -235,11 +235,11 @@ def _attend(
     def turn(keys: Any, none: None, halves: Any, number: jax.Array | int) -> tuple[None, Any]:
         halves = list(halves)
         for a, b, busy, share, meeting in _meetings(q_BNTH, keys, mask, heads, number):
+            block = half(q_BNTH, a, 2), half(keys[0], b, 2), half(keys[1], b, 2)
 
-            def add(sums: Any, a: int = a, b: int = b, meeting: Meeting = meeting) -> Any:
+            def add(sums: Any, block: Any = block, meeting: Meeting = meeting) -> Any:
                 out, lse = sums
-                q, k, v = half(q_BNTH, a, 2), half(keys[0], b, 2), half(keys[1], b, 2)
-                more, more_lse = pair.forward(q, k, v, meeting, plan.options, plan.interpret)
+                more, more_lse = pair.forward(*block, meeting, plan.options, plan.interpret)
                 whole = jnp.logaddexp(lse, more_lse)
                 fade, rise = jnp.exp(lse - whole), jnp.exp(more_lse - whole)
                 return out * fade[..., None] + more.astype(jnp.float32) * rise[..., None], whole
@@ -271,14 +271,14 @@ def _differentiate(
     def turn(keys: Any, dkeys: Any, of_queries: Any, number: jax.Array | int) -> tuple[Any, Any]:
         dkeys, (*dqueries, dbias) = list(dkeys), of_queries
         for a, b, busy, share, meeting in _meetings(q_BNTH, keys, mask, heads, number):
+            block = half(q_BNTH, a, 2), half(keys[0], b, 2), half(keys[1], b, 2)
+            kept = tuple(half(x, a, 2) for x in (out_BNTU, lse_BNT, dout_BNTU))
 
-            def add(sums: Any, a: int = a, b: int = b, meeting: Meeting = meeting) -> Any:
-                q, k, v = half(q_BNTH, a, 2), half(keys[0], b, 2), half(keys[1], b, 2)
-                kept = tuple(half(x, a, 2) for x in (out_BNTU, lse_BNT, dout_BNTU))
-                *more, by_distance = pair.backward(q, k, v, meeting, plan.options, plan.interpret, *kept)
+            def add(sums: Any, block: Any = block, kept: Any = kept, meeting: Meeting = meeting) -> Any:
+                *more, by_distance = pair.backward(*block, meeting, plan.options, plan.interpret, *kept)
                 *sums, total = sums
                 if total is not None:
-                    first = _first(meeting.offset, k.shape[2])
+                    first = _first(meeting.offset, block[1].shape[2])
                     part = jax.lax.dynamic_slice_in_dim(total, first, by_distance.shape[1], axis=2)
                     total = jax.lax.dynamic_update_slice_in_dim(total, part + by_distance[None], first, axis=2)
                 return *(x + g.astype(jnp.float32) for x, g in zip(sums, more, strict=True)), total
