@@ -22,6 +22,7 @@ class Instruction(NamedTuple):
 
 Computation = Mapping[str, Instruction]
 Cost = Callable[[Instruction, Computation], float]
+Branch = Callable[..., Any]
 
 
 class Program(NamedTuple):
@@ -137,7 +138,7 @@ def executions(
             yield from executions(program, cost, callee, times * repeats, into_fusions)
 
 
-def cond(share: float, holds: jax.Array, true: Callable[..., Any], false: Callable[..., Any], *operands: Any) -> Any:
+def cond(share: float, holds: jax.Array | bool, true: Branch, false: Branch, *operands: Any) -> Any:
     """`jax.lax.cond`, named in the program's text by the share of its runs, in thousandths, in which its condition
     holds."""
     with jax.named_scope(f'share_{round(1000 * share)}'):

@@ -23,8 +23,8 @@ from tformer.layers.masks import Order
 AXIS = 'context'
 HALVES = 2  # blocks of each device's queries and keys
 
-# (keys that are here, sums that go round with them, sums of the queries, its number) -> both sums with what it adds
-Turn = Callable[[Any, Any, Any, Any], tuple[Any, Any]]
+# (keys that are here, sums of the queries, its number) -> (what it adds to the keys' sums, the queries' sums after it)
+Turn = Callable[[Any, Any, Any], tuple[Any, Any]]
 
 
 def ways() -> int:
@@ -166,20 +166,25 @@ def pass_on(tree: Any) -> Any:
     return jax.lax.ppermute(tree, AXIS, [(i, (i + 1) % count) for i in range(count)])
 
 
-def go_round(turn: Turn, keys: Any, of_keys: Any, of_queries: Any) -> tuple[Any, Any]:
-    """Returns the sums (`of_keys`, `of_queries`) after as many turns as there are devices.
+def go_round(turn: Turn, keys: Any, of_queries: Any) -> tuple[Any, Any]:
+    """Returns the sums (of keys, `of_queries`) after as many turns as there are devices.
 
-    Keys, and their sums with them, are passed on between the turns alone: one hop more takes those sums home.
+    In each turn but the last the keys that are here are passed on, in each but the first the sums that belong to those
+    of the turn before: one hop more takes them home. What a turn adds to them waits for neither.
     """
     last = ways() - 1
 
-    def step(carry: Any, number: jax.Array) -> tuple[Any, None]:
+    def step(carry: Any, number: jax.Array | int, more: bool = True) -> tuple[Any, None]:
         keys, of_keys, of_queries = carry
-        of_keys, of_queries = turn(keys, of_keys, of_queries, number)
-        return (*pass_on((keys, of_keys)), of_queries), None
+        coming, arrived = pass_on((keys if more else None, of_keys))
+        added, of_queries = turn(keys, of_queries, number)
+        return (coming, jax.tree.map(jnp.add, arrived, added), of_queries), None
 
-    (keys, of_keys, of_queries), _ = jax.lax.scan(step, (keys, of_keys, of_queries), jnp.arange(last))
-    return turn(keys, of_keys, of_queries, last)
+    of_keys, of_queries = turn(keys, of_queries, 0)
+    carry = pass_on(keys), of_keys, of_queries
+    carry, _ = jax.lax.scan(step, carry, jnp.arange(1, last))
+    (_, *sums), _ = step(carry, last, more=False)
+    return tuple(sums)
 
 
 def _logits(block: Any, mask_BTS: jax.Array, options: ScoreOptions) -> jax.Array:
@@ -228,7 +233,7 @@ def _attend(inputs: Inputs, options: ScoreOptions) -> tuple[jax.Array, jax.Array
         top, total = jnp.broadcast_to(inputs.sink_KG[None, :, :, None], top.shape), total + 1
     out = jnp.zeros((B, K, G, T, inputs.v_BKSU.shape[-1]), jnp.float32)
 
-    def turn(keys: Any, none: None, sums: Any, number: jax.Array | int) -> tuple[None, Any]:
+    def turn(keys: Any, sums: Any, number: jax.Array | int) -> tuple[None, Any]:
         halves = [[half(x, a, 3) for x in sums] for a in range(HALVES)]
         for a, _, _, busy, block, mask_BTS, key in _blocks(inputs, keys, number):
 
@@ -241,9 +246,9 @@ def _attend(inputs: Inputs, options: ScoreOptions) -> tuple[jax.Array, jax.Array
                 return [higher, total * fade + weights.sum(-1), out * fade[..., None] + added]
 
             halves[a] = jax.lax.cond(busy, add, lambda sums: sums, halves[a])
-        return none, tuple(jnp.concatenate(parts, axis=3) for parts in zip(*halves, strict=True))
+        return None, tuple(jnp.concatenate(parts, axis=3) for parts in zip(*halves, strict=True))
 
-    _, (top, total, out) = go_round(turn, (inputs.k_BKSH, inputs.v_BKSU), None, (top, total, out))
+    _, (top, total, out) = go_round(turn, (inputs.k_BKSH, inputs.v_BKSU), (top, total, out))
     found = jnp.where(total > 0, total, 1)
     return out / found[..., None], jnp.where(total > 0, top, 0) + jnp.log(found)
 
@@ -253,8 +258,9 @@ def _differentiate(
 ) -> Inputs:
     """Returns the gradients of this device's queries, keys, values and bias."""
 
-    def turn(keys: Any, of_keys: Any, of_queries: Any, number: jax.Array | int) -> tuple[Any, Any]:
-        (dk, dv), (dq, dbias) = of_keys, of_queries
+    def turn(keys: Any, of_queries: Any, number: jax.Array | int) -> tuple[Any, Any]:
+        dk, dv = (jnp.zeros(x.shape, jnp.float32) for x in keys)
+        dq, dbias = of_queries
         for a, b, place, busy, block, mask_BTS, key in _blocks(inputs, keys, number):
             lse, given = half(lse_BKGT, a, 3), (half(dout_BKGTU, a, 3), -half(delta_BKGT, a, 3))
 
@@ -278,9 +284,9 @@ def _differentiate(
                 dbias = jax.lax.dynamic_update_slice_in_dim(dbias, rows, a * rows.shape[3], 3)
         return (dk, dv), (dq, dbias)
 
-    dk, dv, dq = (jnp.zeros(x.shape, jnp.float32) for x in (inputs.k_BKSH, inputs.v_BKSU, inputs.q_BKGTH))
+    dq = jnp.zeros(inputs.q_BKGTH.shape, jnp.float32)
     dbias = None if inputs.bias_BKGTS is None else jnp.zeros_like(inputs.bias_BKGTS)
-    (dk, dv), (dq, dbias) = go_round(turn, (inputs.k_BKSH, inputs.v_BKSU), (dk, dv), (dq, dbias))
+    (dk, dv), (dq, dbias) = go_round(turn, (inputs.k_BKSH, inputs.v_BKSU), (dq, dbias))
     dq, dk, dv = (g.astype(x.dtype) for g, x in zip((dq, dk, dv), inputs, strict=False))
     dk, dv = pass_on((dk, dv))
     return Inputs(dq, dk, dv, dbias)

@@ -232,7 +232,7 @@ def _attend(
     """Returns (out_BNTU, float32, the log-sum-exp of the scores lse_BNT) of this device's queries."""
     pair, shape = PAIRS[plan.pair], q_BNTH.shape[:3]
 
-    def turn(keys: Any, none: None, halves: Any, number: jax.Array | int) -> tuple[None, Any]:
+    def turn(keys: Any, halves: Any, number: jax.Array | int) -> tuple[None, Any]:
         halves = list(halves)
         for a, b, busy, share, meeting in _meetings(q_BNTH, keys, mask, heads, number):
             block = half(q_BNTH, a, 2), half(keys[0], b, 2), half(keys[1], b, 2)
@@ -245,11 +245,11 @@ def _attend(
                 return out * fade[..., None] + more.astype(jnp.float32) * rise[..., None], whole
 
             halves[a] = hlo.cond(share, busy, add, lambda sums: sums, halves[a])
-        return none, tuple(halves)
+        return None, tuple(halves)
 
     start = jnp.zeros((*shape, v_BKSU.shape[-1]), jnp.float32), jnp.full(shape, MIN)
     halves = tuple(tuple(half(x, a, 2) for x in start) for a in range(HALVES))
-    _, halves = go_round(turn, _keys(k_BKSH, v_BKSU, mask), None, halves)
+    _, halves = go_round(turn, _keys(k_BKSH, v_BKSU, mask), halves)
     out_BNTU, lse_BNT = (jnp.concatenate(parts, axis=2) for parts in zip(*halves, strict=True))
     return out_BNTU, lse_BNT
 
@@ -268,8 +268,9 @@ def _differentiate(
     """Returns the gradients of this device's queries, keys and values, and of the bias by them."""
     pair = PAIRS[plan.pair]
 
-    def turn(keys: Any, dkeys: Any, of_queries: Any, number: jax.Array | int) -> tuple[Any, Any]:
-        dkeys, (*dqueries, dbias) = list(dkeys), of_queries
+    def turn(keys: Any, of_queries: Any, number: jax.Array | int) -> tuple[Any, Any]:
+        *dqueries, dbias = of_queries
+        dkeys = [[jnp.zeros_like(half(x, b, 2), jnp.float32) for x in keys[:2]] for b in range(HALVES)]
         for a, b, busy, share, meeting in _meetings(q_BNTH, keys, mask, heads, number):
             block = half(q_BNTH, a, 2), half(keys[0], b, 2), half(keys[1], b, 2)
             kept = tuple(half(x, a, 2) for x in (out_BNTU, lse_BNT, dout_BNTU))
@@ -287,10 +288,9 @@ def _differentiate(
             dqueries[a], *dkeys[b], dbias = hlo.cond(share, busy, add, lambda sums: sums, sums)
         return tuple(map(tuple, dkeys)), (*dqueries, dbias)
 
-    wide = [jnp.zeros(x.shape, jnp.float32) for x in (q_BNTH, k_BKSH, v_BKSU)]
-    dq, dk, dv = ([half(x, a, 2) for a in range(HALVES)] for x in wide)
-    dkeys, dbias = tuple(zip(dk, dv, strict=True)), jax.tree.map(jnp.zeros_like, heads[1])
-    dkeys, (*dqueries, dbias) = go_round(turn, _keys(k_BKSH, v_BKSU, mask), dkeys, (*dq, dbias))
+    dq = [jnp.zeros_like(half(q_BNTH, a, 2), jnp.float32) for a in range(HALVES)]
+    start = *dq, jax.tree.map(jnp.zeros_like, heads[1])
+    dkeys, (*dqueries, dbias) = go_round(turn, _keys(k_BKSH, v_BKSU, mask), start)
     found = zip((dqueries, *zip(*dkeys, strict=True)), (q_BNTH, k_BKSH, v_BKSU), strict=True)
     of_queries, *of_keys = (jnp.concatenate(parts, axis=2).astype(x.dtype) for parts, x in found)
     return of_queries, *pass_on(of_keys), dbias
