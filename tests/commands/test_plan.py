@@ -156,14 +156,14 @@ def test_what_a_mesh_costs_by_hand():
 
 def test_what_splitting_the_length_costs_by_hand():
     """Between two turns, thrice, a device sends half of the keys and values in two bytes, and once their gradients in
-    four, which go home in two; with a quarter of the heads. Gradients of parameters are summed. Blocks that a causal
+    four, which go home in two; with a quarter of the heads. Parameters are split over all sixteen. Blocks that a causal
     mask hides are computed, too: half of 18 products of two lengths and the width. An encoder has no such mask."""
     cfg = model(length=8192, rows=16, num_kv_heads=4)
     weights = 24 * (4 * 1024**2 + 3 * 1024 * 4096)
     products = 6 * weights * 16 * 8192 / 16 / 197e12
     stream = 16 / 8 * 8192 * 1024 * 24
-    sent = (2 * (3 * 2 + 4 + 2) * stream * 4 / 16 + 2 * 2 * weights / 8) / 2 + 3 * 2 * weights * 7 / 8
-    moved = 12 * weights + 110 * (weights + 32000 * 1024) / 8 + 100 * stream / 2
+    sent = 2 * (3 * 2 + 4 + 2) * stream * 4 / 16 / 2 + 3 * 2 * weights * 15 / 16
+    moved = 12 * weights + 110 * (weights + 32000 * 1024) / 16 + 100 * stream / 2
     unseen = 9 * 24 * 16 * 8192**2 * 1024 / 16 / 197e12
     found = mesh_costs.expected(cfg, TPUS, ONE | {'context': 2, 'fsdp': 8})
     assert found == pytest.approx(products + sent / 100e9 + moved / 819e9 + unseen)

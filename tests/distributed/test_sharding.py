@@ -55,6 +55,19 @@ def test_a_parameter_is_split_by_its_names_where_its_sizes_divide():
     }
 
 
+def test_all_devices_that_have_tokens_of_their_own_split_parameters():
+    """Of the axis `expert` those of other layers than experts."""
+    config = Mesh(data=1, expert=2, context=4)
+    mesh, rules = meshes.make_mesh(config), sharding.make_rules(config)
+    shapes = {
+        'attention': ((16, 8, 2), ('embed', 'heads', 'head_dim'), P(('expert', 'context'), None, None)),
+        'experts': ((4, 16, 32), ('experts', 'embed', 'mlp'), P('expert', 'context', None)),
+    }
+    for name, (shape, names, spec) in shapes.items():
+        box = nn.Partitioned(jax.ShapeDtypeStruct(shape, jnp.float32), names)
+        assert sharding.tree_shardings(box, mesh, rules).spec == spec, name
+
+
 def test_stages_split_what_is_not_of_their_layers():
     """An axis of the mesh splits one axis of a parameter; four columns are not split eight ways."""
     config = Mesh(fsdp=4, pipeline=2)

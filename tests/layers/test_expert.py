@@ -264,7 +264,8 @@ def test_training_over_devices_equals_one_device(objective, dispatch, choices, m
         if dispatch == 'capacity':
             places = E * math.ceil(cfg.model.expert_capacity * r * choices / E)
             sent = [size for size, axes in exchanged(text, made, 'all-to-all') if axes == ('expert',)]
-            assert sent == [4 * places * D] * 4
+            assert sent.count(4 * places * D) == 4
+            assert len(sent) <= 5  # the gradient of a table, too, of which each adds up its own part of the width
         else:
             sums = [size for size, axes in exchanged(text, made, 'reduce-scatter') if axes == ('expert',)]
             assert gathers.count((4 * sizes.expert * r * D, ('expert',))) == sums.count(4 * r * D) == 2

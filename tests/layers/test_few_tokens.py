@@ -20,6 +20,8 @@ MESHES = {
     'fsdp and tensor': Mesh(data=2, fsdp=2, tensor=2),
     'pipeline': Mesh(data=2, pipeline=2, fsdp=2),
     'expert': Mesh(data=1, expert=2, fsdp=4),
+    'context': Mesh(data=2, context=4),
+    'expert and context': Mesh(data=1, expert=2, fsdp=2, context=2),
 }
 FIELDS = {
     'tied': {'tied_embeddings': 'all', 'position': 'learned', 'output_bias': True},
@@ -95,10 +97,11 @@ def test_a_step_sends_what_its_tokens_are_and_become_and_a_prompt_the_parts_of_k
 
 
 @pytest.mark.slow
-def test_a_step_of_a_mixture_gathers_no_experts(of_any_size):
+@pytest.mark.parametrize('mesh', ['fsdp', 'context', 'expert and context'])
+def test_a_step_of_a_mixture_gathers_no_experts(of_any_size, mesh):
     """All that is gathered has fewer numbers than one kernel of one expert."""
     model, boxed = made('mixture')
-    _, sent = on(MESHES['fsdp'], model, boxed, tokens())
+    _, sent = on(MESHES[mesh], model, boxed, tokens())
     assert sum(size for (kind, _), size in sent.items() if kind == 'all-gather') < 7 / 8 * 4 * D * F
 
 
@@ -116,6 +119,8 @@ PRODUCT = 'BTD,DF->BTF', (D, F), ('embed', 'mlp')
         (8, 1, {'data': 8}, False),
         (6, 1, {'fsdp': 8}, False),  # which it does not divide
         (8, 1, {'tensor': 8}, False),
+        (6, 1, {'context': 8}, True),
+        (16, 1, {'fsdp': 2, 'context': 4}, True),
     ],
 )
 def test_tokens_travel_where_they_are_fewer_numbers_than_a_kernel(of_any_size, rows, length, mesh, found):
@@ -132,15 +137,8 @@ def test_the_parts_of_a_small_kernel_travel():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    'mesh',
-    [
-        Mesh(data=1, fsdp=4, tensor=2, overrides=('embed=fsdp+tensor',)),
-        Mesh(data=1, fsdp=4, context=2, overrides=('embed=fsdp+context',)),
-    ],
-    ids=['tensor', 'context'],
-)
-def test_experts_whose_inputs_are_split_like_their_columns_or_tokens_are_gathered(of_any_size, mesh):
+def test_experts_whose_inputs_are_split_like_their_columns_are_gathered(of_any_size):
     model, boxed = made('mixture')
     expected = jax.jit(functools.partial(step, model))(sharding.unboxed(boxed), tokens())
+    mesh = Mesh(data=1, fsdp=4, tensor=2, overrides=('embed=fsdp+tensor',))
     assert relative(on(mesh, model, boxed, tokens())[0], expected) < 1e-6

@@ -1,8 +1,9 @@
 """Sharding: logical names at each declaration, and one table of rules that maps names to the axes of the mesh.
 
 Axes of the mesh: `data` splits the rows of a batch, `fsdp` rows and parameters, `tensor` heads, MLP columns and the
-vocabulary, `context` the tokens of a row, `expert` experts and rows, `pipeline` layers, and rows outside its stages. A
-logical name without a rule is an error.
+vocabulary, `context` the tokens of a row, `expert` experts and rows, `pipeline` layers, and rows outside its stages.
+With the rules of FSDP all but `data` and `tensor` split parameters too that nothing of theirs splits. A logical name
+without a rule is an error.
 """
 
 import contextlib
@@ -35,7 +36,9 @@ T = TypeVar('T')
 Rules = Sequence[tuple[str, str | tuple[str, ...] | None]]
 
 _ALWAYS = {'batch': ROWS, 'length': 'context', 'stream_length': 'context', 'experts': 'expert', 'layers': 'pipeline'}
-_FSDP = {'embed': ('fsdp', 'pipeline')}  # Rajbhandari et al. 2020, ZeRO-3; stages split what is not of their layers
+# Rajbhandari et al. 2020, ZeRO-3, over all devices that have tokens of their own, as Llama Team 2024, 3.3.2, has it with
+# `context`: `expert` and `pipeline` split what is not of their experts and layers.
+_FSDP = {'embed': ('fsdp', 'expert', 'context', 'pipeline')}
 _SPLIT = ('vocab', 'mlp', 'heads', 'kv_heads', 'act_mlp', 'act_heads', 'act_vocab')
 _TENSOR = dict.fromkeys(_SPLIT, 'tensor')  # Shoeybi et al. 2019: columns, then rows
 _SEQUENCE = {'stream_length': ('context', 'tensor')}  # Korthikanti et al. 2023, 4.2.2

@@ -38,11 +38,12 @@ def expected(config: Config, target: Target, mesh: dict[str, int]) -> float:
     stream = rows * _numbers_of_a_row(config) / mesh['context'] / mesh['pipeline']
     keys = stream * mesh['context'] / mesh['tensor'] * (model.num_kv_heads or model.num_heads) / model.num_heads
     stages, parts = mesh['pipeline'], _parts(config, mesh)
-    ticks, gradient = parts + stages - 1, 2 * size * own / mesh['fsdp']
+    shards = mesh['fsdp'] * mesh['context']  # that parameters are split over
+    ticks, gradient = parts + stages - 1, 2 * size * own / shards
     costs = {  # from the axis whose devices are nearest; bytes that a device sends in a step, times n / (n - 1)
         'tensor': 8 * size * stream,
         # keys and values thrice, and their gradients in float32, which go home rounded
-        'context': (6 * size + 8 + 2 * size / max(mesh['context'] - 1, 1)) * keys + gradient,
+        'context': (6 * size + 8 + 2 * size / max(mesh['context'] - 1, 1)) * keys,
         'expert': 4 * size * stream * model.experts_per_token,
         'fsdp': 3 * size * own * ticks,
         'data': gradient,
@@ -53,20 +54,20 @@ def expected(config: Config, target: Target, mesh: dict[str, int]) -> float:
         near *= mesh[axis]
         far = near > device.near or (target.slices > 1 and axis == config.mesh.dcn_axis)
         speed = device.far_bytes if far else device.near_bytes
-        sent[axis] = amount * (1 - 1 / mesh[axis]) / speed
+        sent[axis] = amount * (1 - 1 / (shards if axis == 'fsdp' else mesh[axis])) / speed
     each = num_rows(config) / target.count / device.flops['bfloat16']
     products = 6 * used * config.data.length * each
     if device.platform == 'cuda':  # a GPU gathers while it multiplies
         sent['fsdp'] = max(sent['fsdp'] - products, 0)
     causal = depths(config)[1] * width * config.data.length**2  # what a ring computes of it in vain, behind the mask
     unseen = 9 * causal * each if mesh['context'] > 1 else 0
-    read, updated = 3 * 4 * own * ticks, UPDATED[device.platform] * held / mesh['fsdp']
+    read, updated = 3 * 4 * own * ticks, UPDATED[device.platform] * held / shards
     empty = stream / width * model.mlp_dim / mesh['tensor'] * (_slots(config, mesh) - _computed(config))
     moved = (read + updated + UNSPLIT * stream + SLOT[device.platform] * empty) / device.bandwidth
     layers = sum(depths(config)) / stages * parts  # that a device computes, one part of its rows at a time
     waits = max(LAYER * layers - products - UNSPLIT * stream / device.bandwidth, 0)
     idle = (products + unseen) * (stages - 1) / parts + waits * ticks / parts
-    state = 16 * held / mesh['fsdp']
+    state = 16 * held / shards
     return products + sum(sent.values()) + moved + unseen + idle + max(state / device.memory - 0.8, 0) * 1e6
 
 

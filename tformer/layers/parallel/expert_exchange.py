@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec
 
 from tformer.distributed.meshes import ROWS
 from tformer.distributed.sharding import constrain
+from tformer.layers.parallel import each_device
 from tformer.layers.parallel.few_tokens import travel
 
 NAMES = 'experts', 'embed', 'mlp'  # the logical axes of the first kernels of experts, kernel_EDF
@@ -145,8 +146,8 @@ def over_devices(
 ) -> jax.Array:
     """Returns y_BTD = function(kernels, tokens, dropout_draw, columns, inner), on each device's own experts and tokens.
 
-    Every mesh axis is manual inside; XLA gathers the parts of the kernels that `fsdp` splits on the way in, or the few
-    tokens of a step, whose part of D each device has then, if the mesh axes `inner` split it.
+    Every mesh axis is manual inside; XLA gathers the parts of the kernels that the rules of FSDP split on the way in, or
+    the few tokens of a step, whose part of D each device has then, if the mesh axes `inner` split it.
 
     `columns` are the mesh axes that split F, over which the outputs are summed. The axes [B, T, ...] of `tokens`
     are padded to sizes that the mesh divides. Each device folds its place in the mesh into dropout's key.
@@ -158,16 +159,17 @@ def over_devices(
     own = split_over('experts', kernels['out'][0].shape[0])
     few = travel('BTD,EDF->BTF', tokens.x_RD, kernels['in_0'][0].shape, NAMES)
     inner = few.axes['D'] if few is not None else ()
-    inner = () if {*own, *columns, 'context'}.intersection(inner) else inner
+    inner = () if {*own, *columns}.intersection(inner) else inner
     wide = (PartitionSpec(own, inner, columns), PartitionSpec(own, columns))  # kernel_EDF, bias_EF
     narrow = (PartitionSpec(own, columns, inner), PartitionSpec(own, inner))  # kernel_EFD, bias_ED
     rows = tuple(axis for axis in ROWS if axis not in mesh.manual_axes and axis not in inner)
-    placed, part_of_D = PartitionSpec(rows, 'context'), PartitionSpec(rows, 'context', inner)
+    length = tuple({'context'}.difference(inner))
+    placed, part_of_D = PartitionSpec(rows, length), PartitionSpec(rows, length, inner)
 
     def part(kernels: Kernels, tokens: Tokens, dropout_draw: DropoutDraw) -> jax.Array:
         if dropout_draw is not None:
             rate, key = dropout_draw
-            dropout_draw = rate, jax.random.fold_in(key, jax.lax.axis_index((*rows, 'context', *columns)))
+            dropout_draw = rate, jax.random.fold_in(key, jax.lax.axis_index((*rows, *length, *columns)))
         own = tokens._replace(x_RD=jax.lax.pcast(tokens.x_RD, columns, to='varying'))  # its gradient is summed here
         y_BTD = function(kernels, own, dropout_draw, columns, inner)
         return jax.lax.psum(y_BTD, columns) if columns else y_BTD
@@ -183,7 +185,7 @@ def over_devices(
         axis_names=set(mesh.axis_names) - set(mesh.manual_axes),
     )
     B, T = tokens.real_R.shape
-    short = -B % math.prod(mesh.shape[axis] for axis in rows), -T % mesh.shape['context']
+    short = -B % each_device.ways(rows), -T % each_device.ways(length)
     padded = jax.tree.map(lambda x: jnp.pad(x, [(0, n) for n in short] + [(0, 0)] * (x.ndim - 2)), tokens)
     y_BTD = run(kernels, padded, dropout_draw)[:B, :T]
     return constrain(y_BTD, 'batch', 'length', 'act_embed') if inner else y_BTD
