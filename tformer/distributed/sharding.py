@@ -36,8 +36,8 @@ T = TypeVar('T')
 Rules = Sequence[tuple[str, str | tuple[str, ...] | None]]
 
 _ALWAYS = {'batch': ROWS, 'length': 'context', 'stream_length': 'context', 'experts': 'expert', 'layers': 'pipeline'}
-# Rajbhandari et al. 2020, ZeRO-3, over all devices that have tokens of their own, as Llama Team 2024, 3.3.2, has it with
-# `context`: `expert` and `pipeline` split what is not of their experts and layers.
+# Rajbhandari et al. 2020, ZeRO-3. As in Llama Team 2024, 3.3.2, devices of `context` split parameters too; those of
+# `expert` and `pipeline` split what is not of their experts and layers.
 _FSDP = {'embed': ('fsdp', 'expert', 'context', 'pipeline')}
 _SPLIT = ('vocab', 'mlp', 'heads', 'kv_heads', 'act_mlp', 'act_heads', 'act_vocab')
 _TENSOR = dict.fromkeys(_SPLIT, 'tensor')  # Shoeybi et al. 2019: columns, then rows

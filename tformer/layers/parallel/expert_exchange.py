@@ -146,8 +146,8 @@ def over_devices(
 ) -> jax.Array:
     """Returns y_BTD = function(kernels, tokens, dropout_draw, columns, inner), on each device's own experts and tokens.
 
-    Every mesh axis is manual inside; XLA gathers the parts of the kernels that the rules of FSDP split on the way in, or
-    the few tokens of a step, whose part of D each device has then, if the mesh axes `inner` split it.
+    Every mesh axis is manual inside; XLA gathers the parts of the kernels that FSDP splits on the way in, or the few
+    tokens of a step, whose part of D each device has then, if the mesh axes `inner` split it.
 
     `columns` are the mesh axes that split F, over which the outputs are summed. The axes [B, T, ...] of `tokens`
     are padded to sizes that the mesh divides. Each device folds its place in the mesh into dropout's key.
