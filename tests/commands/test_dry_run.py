@@ -152,7 +152,7 @@ def test_generation_is_compiled_as_two_programs():
 def test_devices_that_split_the_tokens_of_a_row_hold_and_read_a_part_of_its_slots():
     """Of 16 + 16, eight of each of eight rows. Nothing of a prompt but positions is gathered; in a step each layer's
     largest score, sum of weights and sum of values are those of all parts."""
-    cfg = small(mesh={'data': 2, 'context': 4})
+    cfg = small(mesh={'data': 2, 'context': 4, 'rules': 'tp'})  # parameters are whole
     cfg = config.override(cfg, {'decode.max_len': 16, 'decode.batch_size': 16})
     prefill, step = (dry_run.compile_program(name, cfg, CPUS) for name in ('prefill', 'decode step'))
     cache = LAYERS * 2 * 8 * D * 8 * 4

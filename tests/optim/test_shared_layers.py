@@ -27,7 +27,7 @@ NAMES = PartitionSpec('layers', 'embed', 'mlp')
         (8, {'pipeline': 2, 'fsdp': 4}, (('pipeline', 'fsdp'), None, None), 8),
         (6, {'pipeline': 2, 'fsdp': 2}, (('pipeline', 'fsdp'), None, None), 8),
         (5, {'data': 8}, ('data', None, None), 8),
-        (8, {'fsdp': 2, 'data': 2, 'context': 2}, (('fsdp', 'data', 'context'), None, None), 8),
+        (8, {'fsdp': 2, 'data': 2, 'context': 2}, (('fsdp', 'context', 'data'), None, None), 8),
     ],
 )
 def test_devices_have_whole_matrices_of_as_many_layers_each(layers, mesh, parts, shared):
