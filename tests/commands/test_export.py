@@ -552,6 +552,16 @@ def test_adapters_that_would_change_the_numbers_are_refused(tmp_path: pathlib.Pa
     assert '\n' not in str(error.value)
 
 
+def test_a_number_of_adapters_that_is_not_finite_is_refused(tmp_path: pathlib.Path) -> None:
+    model, params, _ = adapted('llama', targets=('out',))
+    params = {path: np.full_like(x, np.inf) if '/lora_b/' in path else x for path, x in params.items()}
+    (tmp_path / adapters.CONFIG).write_text(json.dumps(adapters.write(tmp_path, 'llama', params, model, 'base')))
+    _, found = adapters.with_adapters(tmp_path, 'llama', dataclasses.replace(model, lora_rank=None))
+    words = r'llama: tensor base_model\.model\..*o_proj\.lora_B\.weight holds numbers that are NaN or infinite'
+    with pytest.raises(UserError, match=words):
+        found['decoder/stack/layers/attention/out/lora_b/kernel'].whole()
+
+
 def test_fields_of_adapters_that_are_off_are_left_out(tmp_path: pathlib.Path) -> None:
     fields = {'peft_type': 'LORA', 'r': 2, 'exclude_modules': None, 'layers_pattern': [], 'of_tomorrow': False}
     fields |= {'init_lora_weights': True, 'megatron_core': 'megatron.core', 'qalora_group_size': 16, 'loftq_config': {}}

@@ -189,9 +189,9 @@ def _linked(file: pathlib.Path, to: pathlib.Path) -> None:
     file.symlink_to(to)
 
 
-def _whole(place: pathlib.Path) -> None:
+def _numbers(place: pathlib.Path, change: Callable[[np.ndarray], np.ndarray]) -> None:
     tensors = dict(references.load('gpt2').tensors)
-    tensors['transformer.wte.weight'] = tensors['transformer.wte.weight'].astype(np.int64)
+    tensors['transformer.wte.weight'] = change(tensors['transformer.wte.weight'])
     shapes = {name: (array.dtype, array.shape) for name, array in tensors.items()}
     safetensors.write(place / 'model.safetensors', shapes, tensors.__getitem__)
 
@@ -224,7 +224,14 @@ WRONG: dict[str, tuple[Callable[[pathlib.Path], object], str]] = {
     'a size that is no number': (lambda p: _changed(p, n_embd=float('nan')), 'n_embd=nan is not a whole number'),
     'layers beyond any model': (lambda p: _changed(p, n_layer=10**9), 'must be at most 1,024'),
     'a link to itself': (lambda p: _linked(p / 'model.safetensors', p / 'model.safetensors'), 'is not a file'),
-    'whole numbers': (lambda p: _whole(p), 'transformer.wte.weight holds int64, not floating-point numbers'),
+    'whole numbers': (
+        lambda p: _numbers(p, lambda x: x.astype(np.int64)),
+        'transformer.wte.weight holds int64, not floating-point numbers',
+    ),
+    'a number that is none': (
+        lambda p: _numbers(p, lambda x: np.where(np.arange(16) == 3, np.nan, x)),
+        'gpt2: tensor transformer.wte.weight holds numbers that are NaN or infinite',
+    ),
     'adapters of themselves': (lambda p: _adapters_of(p, p), 'has adapters itself'),
     'a broken generation_config.json': (lambda p: (p / 'generation_config.json').write_text('{'), 'generation_config'),
 }  # fmt: skip

@@ -12,7 +12,7 @@ import make_hf_reference as references
 from tformer.config import Data
 from tformer.data.tokenizers.subwords import SentencePiece
 from tformer.errors import UserError
-from tformer.hf import tokenizer_files, vocabularies
+from tformer.hf import convert, tokenizer_files, vocabularies
 from tformer.hf.directory import HubDirectory, open_hub
 
 CLASSIFIER = {'model_type': 'bert', 'architectures': ['BertForSequenceClassification']}
@@ -60,6 +60,19 @@ def test_parameters_are_narrow_where_all_matrices_are(tmp_path, wide, dtype) -> 
     narrow = {name: x if name == wide else np.asarray(x, ml_dtypes.bfloat16) for name, x in tensors.items()}
     hub_directories.write(tmp_path / 'hub', 'llama', tensors=narrow)
     assert open_hub(str(tmp_path / 'hub')).run_config().model.param_dtype == dtype
+
+
+@pytest.mark.parametrize('dtype', [np.float64, np.float32, np.float16, ml_dtypes.bfloat16])
+def test_a_number_that_is_not_finite_is_found_wherever_it_is(monkeypatch, dtype) -> None:
+    monkeypatch.setattr(convert, '_AT_ONCE', 4)
+    most = ml_dtypes.finfo(dtype).max
+    good = np.array([[0, 1, -1], [most, -most, 3], [5, 6, 7], [-0.0, 1e-7, 2]], dtype)
+    assert all(convert._is_finite(x) for x in (good, good.T, good[0], good[0, 0], good[:0], good[:, :0]))
+    for wrong in (np.nan, -np.nan, np.inf, -np.inf):
+        for place in np.ndindex(good.shape):
+            bad = good.copy()
+            bad[place] = wrong
+            assert not any(map(convert._is_finite, (bad, bad.T, bad.reshape(-1), bad[place])))
 
 
 @pytest.mark.parametrize('named', ['BertForSequenceClassification', [3], {'a': 1}])

@@ -2,6 +2,7 @@
 
 import dataclasses
 import fnmatch
+import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
@@ -63,7 +64,7 @@ class Stacked:
         return all(np.allclose(x.astype(np.float32), y.astype(np.float32), rtol=near, atol=0) for x, y in places)
 
     def read(self, number: int) -> np.ndarray:
-        """Returns one tensor in our layout. Raises a `UserError` if the model needs another shape or type."""
+        """Returns one tensor in our layout. Raises a `UserError` if its shape, its type or a number does not fit."""
         rule, name, sizes = self.rule, self.names[number], _sizes(self.rule, self.cfg)
         if not name:
             return np.ones(self.rest, np.bool_)
@@ -74,6 +75,8 @@ class Stacked:
             raise UserError(f'{which} has shape {array.shape}, the model needs {needed} ({rule.ours})')
         if array.dtype.kind in 'biuc':
             raise UserError(f'{self.family}: tensor {name} holds {array.dtype}, not floating-point numbers')
+        if not _is_finite(array):
+            raise UserError(f'{self.family}: tensor {name} holds numbers that are NaN or infinite')
         array = _ordered(FAMILIES[self.family], rule, rearrange(array, rule.layout, sizes), self.cfg)
         if rule.shares:
             ends = np.cumsum([sizes[share] for share in rule.shares])
@@ -95,7 +98,7 @@ def import_params(family: str, tensors: Mapping[str, np.ndarray], cfg: Model, he
       head: the head that the checkpoint has, a key of `outputs.HEADS`; None: the tensors tell.
 
     Raises:
-      UserError: a tensor that is missing, is not mapped, or has the wrong shape, by its name.
+      UserError: a tensor that is missing, is not mapped, has the wrong shape, or is not finite, by its name.
     """
     return nested({path: parameter.whole() for path, parameter in stacked_params(family, tensors, cfg, head).items()})
 
@@ -106,7 +109,7 @@ def stacked_params(
     """Returns the parameters of `import_params` by path, unread; only tensors that none of them holds are compared.
 
     Raises:
-      UserError: as `import_params`; a wrong shape is found when the tensor is read.
+      UserError: as `import_params`; a wrong shape or number is found when the tensor is read.
     """
     table, cfg = choose(FAMILIES, family, 'family'), resolve_model(cfg)
     names = renamed(table, tensors)
@@ -294,11 +297,22 @@ def has_own_output(family: str, tensors: Mapping[str, np.ndarray]) -> bool:
 
 
 def _equal(a: np.ndarray, b: np.ndarray) -> bool:
-    """Returns whether two arrays are equal; they are compared in parts, so that no third array is as large."""
-    rows = max(1, _COMPARED // max(1, math.prod(a.shape[1:])))
-    a, b = np.atleast_1d(a), np.atleast_1d(b)
-    starts = range(0, len(a), rows)
-    return a.shape == b.shape and all(np.array_equal(a[i : i + rows], b[i : i + rows]) for i in starts)
+    """Returns whether two arrays are equal."""
+    return a.shape == b.shape and all(itertools.starmap(np.array_equal, zip(_parts(a), _parts(b), strict=True)))
 
 
-_COMPARED = 1 << 20  # numbers at once
+def _is_finite(array: np.ndarray) -> bool:
+    """Returns whether all numbers are finite: whether no exponent has the bits of that of infinity."""
+    bits = np.dtype(f'u{array.dtype.itemsize}')
+    exponent = np.array(np.inf, array.dtype).view(bits)
+    return all(np.max(part.view(bits) & exponent, initial=0) < exponent for part in _parts(array))
+
+
+def _parts(array: np.ndarray) -> Iterator[np.ndarray]:
+    """Yields the rows of an array, some at a time, so that what is computed of them takes little memory."""
+    rows = max(1, _AT_ONCE // max(1, math.prod(array.shape[1:])))
+    array = np.atleast_1d(array)
+    return (array[start : start + rows] for start in range(0, len(array), rows))
+
+
+_AT_ONCE = 1 << 20  # numbers
