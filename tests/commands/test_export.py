@@ -25,7 +25,7 @@ from lives import Life
 from tformer import config, hf
 from tformer.commands import export as export_lib
 from tformer.commands.export import export
-from tformer.commands.import_ import HUB, import_hub
+from tformer.commands.import_ import HUB, import_hub, widened
 from tformer.commands.run import Run
 from tformer.data.examples.special_tokens import template_of
 from tformer.data.tokenizers.hub_tokenizer import HubTokenizer
@@ -550,6 +550,27 @@ def test_adapters_that_would_change_the_numbers_are_refused(tmp_path: pathlib.Pa
         for parameter in found.values():
             parameter.whole()
     assert '\n' not in str(error.value)
+
+
+def test_adapters_keep_their_dtype_whatever_their_model_has(tmp_path: pathlib.Path, capsys) -> None:
+    hub_directories.write(tmp_path / 'hub', 'llama', dtype=ml_dtypes.bfloat16)
+    model, params, base = adapted('llama')
+    for dtype in ('bfloat16', 'float32'):
+        (tmp_path / dtype).mkdir()
+        lora = {path: x.astype(ml_dtypes.bfloat16 if dtype == 'bfloat16' else x.dtype) for path, x in params.items()}
+        fields = adapters.write(tmp_path / dtype, 'llama', lora, model, str(tmp_path / 'hub'))
+        (tmp_path / dtype / adapters.CONFIG).write_text(json.dumps(fields))
+        hub = open_hub(str(tmp_path / dtype))
+        made = hub.run_config()
+        assert made.model.param_dtype == dtype
+        assert made.optimizer.master_dtype == ('float32' if dtype == 'bfloat16' else None)
+        assert (widened(hub, made) is None) == (dtype == 'bfloat16')
+    import_hub(str(tmp_path / 'float32'), tmp_path / 'run')
+    said = 'the bfloat16 model becomes float32, as its adapters are not bfloat16: --config.model.param_dtype=bfloat16'
+    assert said in capsys.readouterr().err
+    for path, value in convert.flat(Run.load(tmp_path / 'run').params):
+        wanted = params[path] if '/lora_' in path else base[path].astype(ml_dtypes.bfloat16)
+        np.testing.assert_array_equal(np.asarray(value), wanted.astype(np.float32))
 
 
 def test_a_number_of_adapters_that_is_not_finite_is_refused(tmp_path: pathlib.Path) -> None:

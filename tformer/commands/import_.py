@@ -31,7 +31,7 @@ from tformer.distributed import meshes, sharding
 from tformer.errors import UserError
 from tformer.hf import sentence_encoders
 from tformer.hf.convert import Stacked, nested
-from tformer.hf.directory import OBJECTIVES, HubDirectory, open_hub
+from tformer.hf.directory import OBJECTIVES, HubDirectory, are_narrow, open_hub
 from tformer.lab.report import tensorboard_runs
 from tformer.optim.parameters import path_names
 from tformer.training import checkpoint_writer, pretrained, setup
@@ -88,7 +88,7 @@ def import_hub(path: str, workdir: str | pathlib.Path, overrides: Mapping[str, A
         print(line, file=sys.stderr, flush=True)
     with new_directory(home) as place:
         params = load(hub, config)
-        if line := lacking(hub, config, params):
+        for line in filter(None, (lacking(hub, config, params), widened(hub, config))):
             print(line, file=sys.stderr, flush=True)
         tokens.save(place)
         save_parameters(place, config, tokens, params)
@@ -133,6 +133,16 @@ def lacking(hub: HubDirectory, config: Config, params: Mapping[str, Any]) -> str
         return None
     reads = 'only embed, export and train.init_from read what is imported'
     return f'{hub.path}: architectures={named[0]}, but it has no tensors of {", ".join(absent)}: {reads}'
+
+
+def widened(hub: HubDirectory, config: Config) -> str | None:
+    """Returns a line where the parameters of a bfloat16 model are float32 because its adapters are not bfloat16."""
+    if hub.adapter is None or config.model.param_dtype == 'bfloat16' or not are_narrow(hub.tensors):
+        return None
+    if are_narrow(hub.adapter_tensors):
+        return None
+    rounds = '--config.model.param_dtype=bfloat16 halves the memory and rounds them'
+    return f'{hub.adapter}: the bfloat16 model becomes float32, as its adapters are not bfloat16: {rounds}'
 
 
 def places(config: Config) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -95,6 +95,11 @@ class HubDirectory:
             )
         return found
 
+    @property
+    def adapter_tensors(self) -> safetensors.Tensors:
+        """Those of the adapters; there are none without."""
+        return safetensors.open_files([] if self.adapter is None else [self.adapter / adapters.WEIGHTS])
+
     @functools.cached_property
     def labels(self) -> tuple[str, ...]:
         """The names of the classes in the order of their ids, where the model has a head with classes."""
@@ -178,8 +183,7 @@ class HubDirectory:
         untied = convert.has_own_output(self.family, self.tensors)
         fields = {**self.hub_config, **({'tie_word_embeddings': False} if untied else {})}
         model = models.model_of(fields, lambda line: print(line, file=sys.stderr, flush=True))
-        wide = [tensor for tensor in self.tensors if len(self._shape(tensor)[1]) > 1]
-        narrow = all(self._shape(tensor)[0].name == 'bfloat16' for tensor in wide)
+        narrow = are_narrow(self.tensors) and (self.adapter is None or are_narrow(self.adapter_tensors))
         length = min(Data.length, model.max_len)
         if self.adapter is not None:
             model, _ = self._adapted(model)
@@ -199,8 +203,8 @@ class HubDirectory:
             'train.objective': self.objective,
             'train.num_steps': 1000,
             'optimizer.learning_rate': 5e-5,  # of fine-tuning
-            'model.param_dtype': 'bfloat16' if narrow and wide else 'float32',
-            'optimizer.master_dtype': 'float32' if narrow and wide else None,  # small updates add up in them
+            'model.param_dtype': 'bfloat16' if narrow else 'float32',
+            'optimizer.master_dtype': 'float32' if narrow else None,  # small updates add up in them
             'model.num_classes': len(self.labels) or None,
             **framing,
             **(decoding if TASKS[self.objective].writes else {}),
@@ -208,13 +212,6 @@ class HubDirectory:
         if TASKS[self.objective].classes == 'label':
             fields['data.labels'] = self.labels
         return config_lib.override(Config(model=model), fields)
-
-    def _shape(self, name: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
-        """Returns the dtype and the shape of a tensor, unread."""
-        tensor: Any = (
-            self.tensors.entries[name] if isinstance(self.tensors, safetensors.Tensors) else self.tensors[name]
-        )
-        return tensor.dtype, tuple(tensor.shape)
 
     def parameters(self, model: config_lib.Model) -> dict[str, convert.Stacked]:
         """Returns the parameters by path, unread. Raises a `UserError` as `convert.stacked_params`."""
@@ -227,6 +224,13 @@ class HubDirectory:
     def _adapted(self, model: config_lib.Model) -> tuple[config_lib.Model, dict[str, convert.Stacked]]:
         assert self.adapter is not None
         return adapters.with_adapters(self.adapter, self.family, resolve_model(model), TASKS[self.objective].head)
+
+
+def are_narrow(tensors: Mapping[str, np.ndarray]) -> bool:
+    """Returns whether there are matrices, and all of them are bfloat16. Nothing of a safetensors file is read."""
+    known: Mapping[str, Any] = tensors.entries if isinstance(tensors, safetensors.Tensors) else tensors
+    dtypes = {tensor.dtype.name for tensor in (known[name] for name in known) if len(tensor.shape) > 1}
+    return dtypes == {'bfloat16'}
 
 
 def is_hub(path: pathlib.Path) -> bool:
