@@ -20,6 +20,7 @@ import pytest
 
 import halting
 import hub_directories
+import hub_files
 import make_hf_reference as references
 from lives import Life
 from tformer import config, hf
@@ -204,6 +205,81 @@ def test_of_two_tokenizers_the_one_that_reads_is_exported() -> None:
     assert found.encode('abab') == source.encode('abab') != target.encode('abab')
 
 
+def test_of_two_vocabularies_a_line_says_which_is_left_out() -> None:
+    source, target = (SentencePiece.train([text] * 50, config.Data(tokenizer_vocab_size=280)) for text in ('ab', 'yz'))
+    run = config.override(config.Config(), {'model.family': 'encoder_decoder', 'train.objective': 'seq2seq'})
+    (line,) = card.unexpressed(run, Tokenizers(source, target), {})
+    assert line.startswith('the tokenizer is that of the texts that are read')
+    for held in (Tokenizers(source, source), Tokenizers(SentencePiece.load(target.dump()), target)):
+        assert card.unexpressed(run, held, {}) == []
+    assert f"## What the hub's library does otherwise\n\n- {line}\n" in card.card('x', 't5', run, {}, {}, [line])
+
+
+@pytest.mark.parametrize('kind', ['huggingface', 'sentencepiece'])
+def test_a_tokenizer_behind_a_normalization_is_left_out(kind: str) -> None:
+    ours = SentencePiece.train(['a b'] * 50, config.Data(tokenizer_vocab_size=280))
+    given = HubTokenizer(vocabularies.sentence_pieces(ours.dump(), 'here').encode()) if kind == 'huggingface' else ours
+    held = Tokenizers(None, given.normalized('nfkc'))
+    run = config.override(config.Config(), {'model.family': 'decoder', 'train.objective': 'causal_lm'})
+    assert card.tokenizer_files(run, Tokenizers(None, given)) is not None
+    assert card.tokenizer_files(run, held) is None
+    (line,) = card.unexpressed(run, held, None)
+    assert line.startswith(f'the tokenizer ({kind}, data.normalization=nfkc) has no counterpart in the hub and is left')
+
+
+@pytest.mark.parametrize('kind', ['t5', 'llama', 'sentencepiece'])
+def test_sentinels_go_out_as_special_tokens_with_their_ids(kind: str) -> None:
+    """T5's names, which go on with the number of those that its file has."""
+    import tokenizers
+
+    if kind == 'sentencepiece':
+        bare: Any = SentencePiece.train(['a b'] * 50, config.Data(tokenizer_vocab_size=280))
+    else:
+        bare = HubTokenizer(hub_files.FILES[kind]().to_str().encode())
+    ours, own = bare.extended(3), len(bare.sentinels)
+    run = config.override(config.Config(), {'model.family': 'encoder_decoder', 'train.objective': 'span_corruption'})
+    files = card.tokenizer_files(run, Tokenizers(ours, ours))
+    assert files is not None and own == (2 if kind == 't5' else 0)
+    found = tokenizers.Tokenizer.from_str(files['tokenizer.json'].decode())
+    names = [f'<extra_id_{number}>' for number in range(own + 3)]
+    assert [found.token_to_id(name) for name in names] == ours.sentinels.tolist()
+    assert found.get_vocab_size() == ours.vocab_size
+    assert [index for index in found.encode(f'a{names[-1]} b').ids if index >= bare.vocab_size] == [ours.sentinels[-1]]
+    assert found.decode(ours.sentinels.tolist(), skip_special_tokens=True).strip() == ''
+    back = HubTokenizer(files['tokenizer.json'])
+    assert back.sentinels.tolist() == ours.sentinels.tolist() and back.encode('a b a') == bare.encode('a b a')
+
+
+@pytest.mark.parametrize(
+    ('family', 'objective', 'fields'),
+    [
+        ('decoder', 'causal_lm', {}),
+        ('decoder', 'causal_lm', {'data.start': ()}),
+        ('decoder', 'seq2seq', {'data.bidirectional_prefix': False}),
+        ('encoder_decoder', 'seq2seq', {'data.source_start': ('bos',)}),
+        ('encoder_decoder', 'seq2seq', {'data.source_end': ()}),
+    ],
+)
+def test_a_model_that_writes_goes_out_with_a_tokenizer_that_writes_what_it_reads(
+    family: str, objective: str, fields: dict[str, Any]
+) -> None:
+    import tokenizers
+
+    ours = SentencePiece.train(['a b'] * 50, config.Data(tokenizer_vocab_size=280))
+    bare = HubTokenizer(vocabularies.sentence_pieces(ours.dump(), 'here').encode())
+    run = config.override(config.Config(), {'model.family': family, 'train.objective': objective, **fields})
+    for given in (ours, bare):
+        held = Tokenizers(given if family == 'encoder_decoder' else None, given)
+        files, template = card.tokenizer_files(run, held), template_of(run, held)
+        assert files is not None
+        reads = template.prompt if objective == 'causal_lm' else template.given
+        found = tokenizers.Tokenizer.from_str(files['tokenizer.json'].decode())
+        assert found.encode('a').ids == reads(ours.encode('a'))
+        known = HubTokenizer(files['tokenizer.json'])
+        again = card.tokenizer_files(run, Tokenizers(known if held.source else None, known))
+        assert again is not None and again['tokenizer.json'] == files['tokenizer.json']
+
+
 @pytest.mark.parametrize('bare', [False, True])
 @pytest.mark.parametrize(
     'fields',
@@ -235,6 +311,19 @@ def test_a_classifier_goes_out_with_a_tokenizer_that_writes_what_it_reads(fields
         assert pair.type_ids == template.read(text, text)['token_types'].tolist()
     elif {*around_of_text} != {*map(int, text)}:
         assert not any(pair.type_ids)
+
+
+def test_a_second_text_goes_out_with_the_type_that_the_run_gave_it() -> None:
+    """Also where the file puts the same tokens around it, with the type of the first."""
+    import tokenizers
+
+    stored = hub_files.FILES['roberta']().to_str()
+    given = HubTokenizer(vocabularies.framed(stored, ['<s>'], ['</s>'], ['</s>']).encode())
+    fields = {'train.objective': 'classification', 'model.family': 'encoder', 'model.num_token_types': 2}
+    files = card.tokenizer_files(config.override(config.Config(), fields), Tokenizers(None, given))
+    assert files is not None
+    pair = tokenizers.Tokenizer.from_str(files['tokenizer.json'].decode()).encode('a', 'a')
+    assert pair.type_ids == [0, 0, 0, 1, 1]
 
 
 def test_a_class_alone_goes_out_as_a_class() -> None:
@@ -655,6 +744,19 @@ def test_adapters_beside_a_head_that_reads_otherwise_are_not_exported(tmp_path: 
     odd = dataclasses.replace(run, config=config.override(run.config, changes))
     with pytest.raises(UserError, match=r'distilbert: the head of the hub reads model\.pooling=cls'):
         export(odd, tmp_path / 'out')
+
+
+def test_a_decoder_that_sees_a_given_text_whole_is_not_exported(imported, tmp_path: pathlib.Path) -> None:
+    run = Run.load(imported)
+    for sees in (True, False):
+        changes = {'train.objective': 'seq2seq', 'data.bidirectional_prefix': sees}
+        given = dataclasses.replace(run, config=config.override(run.config, changes))
+        if not sees:
+            assert 'llama' in export(given, tmp_path / 'out')
+            continue
+        with pytest.raises(UserError, match=r'data\.bidirectional_prefix=True has no counterpart: ') as error:
+            export(given, tmp_path / 'out')
+        assert '\n' not in str(error.value) and not list(tmp_path.iterdir())
 
 
 def test_a_model_that_no_family_expresses_is_refused_by_its_fields(imported, tmp_path: pathlib.Path) -> None:

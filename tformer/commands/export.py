@@ -22,6 +22,7 @@ from tformer.commands.run import Run, opened
 from tformer.config import Model, json_files
 from tformer.config.tasks import HEADS, TASKS, head_parameters
 from tformer.data import stores
+from tformer.data.examples.special_tokens import marks_prefix
 from tformer.errors import UserError, choose
 from tformer.hf import adapters, card, convert, generation, heads, models, safetensors, sentence_encoders
 from tformer.hf.directory import is_hub, open_hub
@@ -62,11 +63,15 @@ def export(
     of tensors have at most `shard_bytes`, or one tensor.
 
     Raises:
-      UserError: no family expresses the model, by its first field in which they differ; or the directory is in use.
+      UserError: no family expresses the model, by its first field in which they differ; its decoder sees a given text
+        whole; its tokenizer has no room for data.sentinels; or the directory is in use.
     """
     if shard_bytes < 1:
         raise UserError(f'--shard_bytes={shard_bytes} must be positive')
     run, place = opened(run, headless=True), pathlib.Path(path)
+    if marks_prefix(run.config):
+        sees = "the hub's decoders see no token before its turn"
+        raise UserError(f'data.bidirectional_prefix=True has no counterpart: {sees}; valid: a run trained with False')
     model, params = run.config.model, run.params
     if model.lora_rank is not None and merge:
         model, params = dataclasses.replace(model, lora_rank=None), merge_lora(params, model.lora_alpha)
@@ -112,25 +117,21 @@ def _write_model(
 def _write_beside(place: pathlib.Path, title: str, family: str, run: Run) -> None:
     """Writes the tokenizer, generation_config.json and the model card."""
     tokenizer = card.tokenizer_files(run.config, run.tokenizers)
-    if tokenizer is None:
-        kind = run.config.data.tokenizer
-        print(
-            f'the tokenizer ({kind}) has no counterpart in the hub and is left out; valid: huggingface, sentencepiece'
-        )
+    unlike = card.unexpressed(run.config, run.tokenizers, tokenizer)
     for name, stored in (tokenizer or {}).items():
         (place / name).write_bytes(stored)
-    if card.reads_otherwise(run.config):
-        print("the hub's library gives the decoder the encoder's text one place later, and this run read it otherwise")
     tokens = card.tokens(run.config, run.tokenizers)
     if settings := generation.generation_config(run.config, run.tokenizers, tokens):
         _write(place / generation.FILE, settings)
         if lost := generation.unexpressed(run.config):
-            print(f'{generation.FILE} cannot express {", ".join(lost)}')
+            unlike.append(f'{generation.FILE} cannot express {", ".join(lost)}')
     for name, found in sentence_encoders.files(run.config).items():
         (place / name).parent.mkdir(exist_ok=True)
         _write(place / name, found)
+    for line in unlike:
+        print(line)
     newest = checkpoint.newest_metadata(run.workdir)
-    text = card.card(title, family, run.config, run.results, newest[1] if newest else {})
+    text = card.card(title, family, run.config, run.results, newest[1] if newest else {}, unlike)
     (place / 'README.md').write_text(text, encoding='utf-8')
 
 

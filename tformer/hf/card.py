@@ -1,7 +1,7 @@
 """What stands beside the weights of an exported model: its card, its tokenizer files, generation_config.json."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tformer import config as config_lib
@@ -11,7 +11,7 @@ from tformer.config.tasks import TASKS
 from tformer.data.tokenizers import chat
 from tformer.data.tokenizers.hub_tokenizer import HubTokenizer
 from tformer.data.tokenizers.subwords import SentencePiece
-from tformer.data.tokenizers.tokenizers import Tokenizers
+from tformer.data.tokenizers.tokenizers import TOKENIZERS, Tokenizers
 from tformer.data.tokenizers.vocabulary import Tokenizer
 from tformer.errors import UserError
 from tformer.hf import chat_templates, special_tokens, vocabularies
@@ -82,17 +82,24 @@ ID_FIELDS = ('pad_token_id', 'bos_token_id', 'eos_token_id')
 
 
 def tokenizer_files(config: Config, tokenizers: Tokenizers) -> dict[str, bytes] | None:
-    """Returns tokenizer.json and tokenizer_config.json; None for a tokenizer that the hub has no form for."""
+    """Returns tokenizer.json and tokenizer_config.json; None for a tokenizer that the hub has no form for.
+
+    Raises:
+      UserError: a sentinel has another id than the hub's library gives it.
+    """
     read = tokenizers.source or tokenizers.target
+    if read.normalization is not None:
+        return None
     around = _around(config, read)
     if isinstance(read, HubTokenizer):
-        framed = _judges(config) or config.model.family == 'encoder'
-        differs = framed and special_tokens.around_of(read, 'the tokenizer') != around
-        stored = _framed(read.dump().decode(), config, read, around).encode() if differs else read.dump()
-    elif isinstance(read, SentencePiece) and read.normalization is None:
-        stored = _framed(vocabularies.sentence_pieces(read.dump(), 'the tokenizer'), config, read, around).encode()
+        stored, own = read.dump().decode(), special_tokens.around_of(read, 'the tokenizer')
+        pairs = _judges(config) or config.model.family == 'encoder'  # others do not read two texts
+        framed = own == around and _types(config) == 1 if pairs else own[:2] == around[:2]
+    elif isinstance(read, SentencePiece):
+        stored, framed = vocabularies.sentence_pieces(read.dump(), 'the tokenizer'), False
     else:
         return None
+    stored = _with_sentinels(stored if framed else _framed(stored, config, read, around), read)
     settings = {'tokenizer_class': 'PreTrainedTokenizerFast', 'model_max_length': config.model.max_len}
     types = ['token_type_ids'] if _types(config) > 1 else []
     settings['model_input_names'] = ['input_ids', *types, 'attention_mask']
@@ -100,7 +107,19 @@ def tokenizer_files(config: Config, tokenizers: Tokenizers) -> dict[str, bytes] 
     settings['clean_up_tokenization_spaces'] = False
     if tokenizers.own_chat or TASKS[config.train.objective].records == 'chat':
         settings |= chat_templates.settings_of(tokenizers.chat)
-    return {'tokenizer.json': stored, 'tokenizer_config.json': _json(settings)}
+    return {'tokenizer.json': stored.encode(), 'tokenizer_config.json': _json(settings)}
+
+
+def _with_sentinels(stored: str, tokenizer: Tokenizer) -> str:
+    """Returns a tokenizer.json with data.sentinels as special tokens, of T5's names, behind the file's own."""
+    own = len(tokenizer.sentinels) - tokenizer.num_sentinels
+    flags = {'special': True, 'normalized': False}
+    added = [
+        vocabularies.Added(f'<extra_id_{number}>', index, 'data.sentinels', flags)
+        for number, index in enumerate(tokenizer.sentinels.tolist())
+        if number >= own
+    ]
+    return vocabularies.with_added(stored, added)
 
 
 def _types(config: Config) -> int:
@@ -115,9 +134,10 @@ def _judges(config: Config) -> bool:
 def _around(config: Config, tokenizer: Tokenizer) -> special_tokens.Around:
     """Returns the special tokens that a run puts around a text, and between two."""
     specials, data = tokenizer.specials, config.data
+    behind = data.end if _judges(config) else ('sep',) if TASKS[config.train.objective].given else ()
     before, after = {
         'encoder': ([specials.cls], [specials.sep]),
-        'decoder': (specials.of(data.start), specials.of(data.end) if _judges(config) else []),
+        'decoder': (specials.of(data.start), specials.of(behind)),
         'encoder_decoder': (specials.of(data.source_start), specials.of(data.source_end)),
     }[config.model.family]
     return special_tokens.Around(before, after, specials.of(data.separator))
@@ -127,6 +147,28 @@ def _framed(stored: str, config: Config, tokenizer: Tokenizer, around: special_t
     """Returns a tokenizer.json that puts the run's special tokens around a text, or two."""
     before, after, between = (list(map(tokenizer.piece, ids or ())) for ids in around)
     return vocabularies.framed(stored, before, after, between, typed=_types(config) > 1)
+
+
+def unexpressed(config: Config, tokenizers: Tokenizers, files: Mapping[str, bytes] | None) -> list[str]:
+    """Returns lines that say where the hub's library reads or writes texts otherwise than the run; `files` are those of
+    the tokenizer, as `tokenizer_files` returns them."""
+    read, target = tokenizers.source or tokenizers.target, tokenizers.target
+    lines = []
+    if files is None:
+        kind = next(name for name, row in TOKENIZERS.items() if row is type(read))
+        kind += f', data.normalization={read.normalization}' if read.normalization else ''
+        valid = 'huggingface, sentencepiece, without data.normalization'
+        lines += [f'the tokenizer ({kind}) has no counterpart in the hub and is left out; valid: {valid}']
+    elif read is not target and _pieces(read) != _pieces(target):
+        lines += ['the tokenizer is that of the texts that are read: what the model writes has the ids of another one']
+    if reads_otherwise(config):
+        reads = "the hub's library gives the decoder the encoder's text one place later"
+        lines += [f'{reads}, and this run read it otherwise']
+    return lines
+
+
+def _pieces(tokenizer: Tokenizer) -> list[str]:
+    return list(map(tokenizer.piece, range(tokenizer.vocab_size)))
 
 
 def reads_otherwise(config: Config) -> bool:
@@ -142,7 +184,12 @@ def _json(tree: Any) -> bytes:
 
 
 def card(
-    title: str, family: str, config: Config, results: Mapping[str, Mapping[str, float]], record: Mapping[str, Any]
+    title: str,
+    family: str,
+    config: Config,
+    results: Mapping[str, Mapping[str, float]],
+    record: Mapping[str, Any],
+    unlike: Sequence[str] = (),
 ) -> str:
     """Returns README.md: what the model is, its scores, what it was trained on, and the whole config.
 
@@ -152,9 +199,12 @@ def card(
       config: of the run.
       results: the content of result.json.
       record: the metadata of the checkpoint.
+      unlike: lines that say what the hub's library does otherwise than the run.
     """
     lines = ['---', 'library_name: transformers', f'tags: [{family}, jax, tformer]', '---', '', f'# {title}', '']
     lines += [f'A model of the family `{family}`, trained with tformer: `train.objective={config.train.objective}`.']
+    if unlike:
+        lines += ['', "## What the hub's library does otherwise", '', *(f'- {line}' for line in unlike)]
     for split, scores in results.items():
         if split != 'wall_time':
             lines += ['', f'## Scores on {split}', '', '| metric | value |', '| --- | --- |']

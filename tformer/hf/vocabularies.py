@@ -176,7 +176,7 @@ class Added(NamedTuple):
 
     content: str
     number: int
-    file: pathlib.Path
+    file: object  # that adds it, for messages
     flags: Mapping[str, bool]  # of the library's `AddedToken`
 
 
