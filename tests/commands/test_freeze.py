@@ -46,6 +46,20 @@ def test_a_frozen_run_writes_what_the_run_writes(kind, tmp_path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize('objective', ['seq2seq', pytest.param('denoising', marks=pytest.mark.proof)])
+def test_a_decoder_that_reads_less_than_its_model_is_frozen_for_all_it_reads(objective, tmp_path) -> None:
+    run = fresh_run(objective, family='decoder', letters='abcdefgh', fields={'max_len': 64})
+    freeze(run, tmp_path / 'frozen', rows=2)
+    frozen = load_frozen(tmp_path / 'frozen')
+    most = run.config.data.length - len(frozen.parts.writer.read([''])[0])
+    texts = ['a', 'abc', 'h' * most]
+    assert frozen.write(texts) == run.generate(texts)
+    for write in (frozen.write, run.generate):
+        with pytest.raises(UserError, match=rf'has {most + 1} tokens, the model takes {most} '):
+            write(['h' * (most + 1)])
+
+
+@pytest.mark.slow
 def test_a_frozen_run_holds_kernels_in_the_dtype_of_the_activations(tmp_path) -> None:
     sizes = {}
     for dtype in ('float32', 'bfloat16'):

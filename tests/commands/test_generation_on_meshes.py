@@ -54,7 +54,7 @@ def served(run):
     made, scheduler = serve.make_scheduler(run, rows=8, most_waiting=8)
     with scheduler.place():
         slots = made.engine.empty(scheduler.variables)
-        batch = row_writer.example(made, next(iter(row_writer.lengths(run.config)))) | row_writer.bias_of({})
+        batch = row_writer.examples(made)[0] | row_writer.bias_of({})
         made.engine.step(scheduler.variables, made.engine.insert(scheduler.variables, slots, batch, 0, Drawing()))
 
 

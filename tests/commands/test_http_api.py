@@ -12,8 +12,14 @@ import pytest
 from fresh_runs import fresh_run
 from lives import HANG
 from tformer import config
+from tformer.commands import row_writer
 from tformer.commands.serve import make_scheduler
 from tformer.commands.serving import http_api, http_fields
+from tformer.config import Config, Data, Decode, Model, Train, tasks
+from tformer.data.tokenizers.bytes_and_characters import Char
+from tformer.data.tokenizers.tokenizers import Tokenizers
+from tformer.errors import UserError
+from tformer.layers.resolved import resolve_model
 
 LETTERS = 'abcdefgh .'
 MOST = 7
@@ -137,10 +143,42 @@ def test_biases_that_name_nothing_and_lengths_that_fit_nothing_are_refused(given
     assert (status, answer['error']['type']) == (400, 'invalid_request_error') and words in answer['error']['message']
 
 
+def row_writer_of(objective, family, length, encoder_length, max_len):
+    paired = family == 'encoder_decoder'
+    model = Model(family=family, emb_dim=16, mlp_dim=32, num_heads=2, max_len=max_len, vocab_size=len(LETTERS) + 7)
+    data = Data(length=length, encoder_length=encoder_length)
+    made = Config(resolve_model(model), data, train=Train(objective=objective), decode=Decode(max_len=2))
+    reader = row_writer.reader(made, Tokenizers(Char(LETTERS) if paired else None, Char(LETTERS)))
+    return row_writer.RowWriter(*reader, None, 1)
+
+
+@pytest.mark.parametrize(('length', 'encoder_length', 'max_len'), [(24, None, 100), (40, 70, 100), (9, None, 12)])
+@pytest.mark.parametrize(
+    ('objective', 'family'),
+    [(name, family) for name in tasks.named('writes') for family in tasks.TASKS[name].families],
+)
+def test_a_prompt_is_as_long_as_the_objective_and_the_model_allow(
+    objective, family, length, encoder_length, max_len
+) -> None:
+    """A source has data.encoder_length tokens, a prompt those of the model; what they are padded to is compiled."""
+    made = row_writer_of(objective, family, length, encoder_length, max_len)
+    sourced = family == 'encoder_decoder' or tasks.TASKS[objective].given
+    longest, side = encoder_length or length if sourced else max_len, 'encoder_' * (family == 'encoder_decoder')
+    shapes = [batch[f'{side}inputs'].shape for batch in row_writer.examples(made)]
+    assert shapes[-1] == (1, longest) and len({*shapes}) == len(shapes)
+    around = len(made.writer.read([''])[0])
+    for size in range(longest - around + 1):
+        (tokens,) = made.writer.read(['a' * size])
+        batch = made.batch(tokens)
+        assert batch[f'{side}inputs'].shape in shapes and (batch[f'{side}positions'] >= 0).sum() == size + around
+    with pytest.raises(UserError, match=rf'has {size + 1} tokens, the model takes {size} \([^\n]*\)$'):
+        made.writer.read(['a' * (size + 1)])
+
+
 @pytest.mark.parametrize('chat', [False, True])
 def test_what_is_far_too_long_is_not_split_into_tokens(chat) -> None:
     api, read = served_form()[0].routes[0].endpoint.api, []
-    long = 'a' * (http_api.CHARACTERS * api.run.config.model.max_len + 1)
+    long = 'a' * (http_api.CHARACTERS * api.made.writer.longest + 1)
     body = {'messages': [{'role': 'user', 'content': long}]} if chat else {'prompt': ['a', long]}
     made = api.made._replace(writer=api.made.writer._replace(read=read.append))
     status, answer = asyncio.run(ask(http_api.Endpoint(dataclasses.replace(api, made=made), chat), body))
@@ -227,6 +265,19 @@ def test_nothing_is_compiled_for_a_request_and_prompts_that_begin_alike_are_read
     assert [name for name in compiled if 'compile' in name] == []
     state = asyncio.run(health(keeping))
     assert 0 < state['kept_tokens'] < state['prompt_tokens'] == sum(map(len, [*prompts, prompts[0]])) + 8
+
+
+@pytest.mark.slow
+def test_a_decoder_that_reads_less_than_its_model_is_served_for_all_it_reads() -> None:
+    run = fresh_run('seq2seq', family='decoder', letters=LETTERS, fields={'max_len': 64})
+    app, scheduler = served(run)
+    scheduler.start()
+    most = run.config.data.length - len(app.routes[0].endpoint.api.made.writer.read([''])[0])
+    prompts = ['a', 'abc', 'h' * most]
+    bodies = [{'prompt': prompt, 'max_tokens': 6, 'temperature': 0} for prompt in prompts]
+    assert texts_of(asyncio.run(together(*(ask(app, body) for body in bodies)))) == run.generate(prompts)
+    status, answer = asyncio.run(ask(app, {**bodies[0], 'prompt': 'h' * (most + 1)}))
+    assert status == 400 and f'the model takes {most} (data.encoder_length)' in answer['error']['message']
 
 
 async def health(app):

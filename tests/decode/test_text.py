@@ -133,10 +133,10 @@ def test_special_tokens_and_ids_without_a_token_are_never_generated(monkeypatch)
 
 def test_new_tokens_that_leave_no_room_for_a_prompt_are_refused():
     run = Config(Model(max_len=8), decode=Decode(max_len=8))
-    assert text.longest_input(run, given=False) == (1, 'model.max_len - decode.max_len')
+    assert text.longest_input(run) == (1, 'model.max_len - decode.max_len')
     run = Config(Model(max_len=8), decode=Decode(max_len=9))
     with pytest.raises(UserError, match=r'^decode\.max_len=9 leaves no room for a prompt in model\.max_len=8$'):
-        text.longest_input(run, given=False)
+        text.longest_input(run)
 
 
 def test_outputs_have_their_lengths_and_those_that_were_not_found_are_left_out(monkeypatch):

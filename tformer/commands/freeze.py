@@ -98,9 +98,8 @@ def freeze(
         if run.config.decode.json_schema is not None:
             shutil.copyfile(run.config.decode.json_schema, place / SCHEMA)
         workdir_lib.save_config(place, run.config)
-        batches = [row_writer.example(made, length) for length in row_writer.lengths(run.config)]
         with sharding.traced_for(backend):
-            programs.save(place, made.engine, variables, batches, made.rows, platforms or None)
+            programs.save(place, made.engine, variables, row_writer.examples(made), made.rows, platforms or None)
         safetensors.write(place / safetensors.WHOLE, shapes, lambda name: leaves[int(name)])
 
 

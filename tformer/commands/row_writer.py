@@ -99,31 +99,20 @@ def room(config: Config, tokens: Sequence[int]) -> int:
     return config.model.max_len + 1 - len(config.data.start if paired else tokens)
 
 
-def example(made: RowWriter, length: int) -> dict[str, np.ndarray]:
-    """Returns a batch whose prompt is padded to a length of `lengths`."""
-    batch = made.batch(made.writer.read([''])[0])
-    if batch['inputs'].shape[1] == length or 'encoder_inputs' in batch:
-        return batch
-    return made.batch([made.writer.pad] * length)
-
-
-def lengths(config: Config) -> list[int]:
-    """Returns the padded lengths of prompts that `batcher` makes; beside an encoder there is one."""
-    if config.model.family == 'encoder_decoder':
-        return [1]
-    found = [16]
-    while found[-1] < config.model.max_len:
-        found.append(buckets.length(found[-1] + 1, config.model.max_len))
+def examples(made: RowWriter) -> list[dict[str, np.ndarray]]:
+    """Returns a batch of each padded length of prompts; beside an encoder there is one."""
+    found = [made.batch([made.writer.pad])]
+    while 'encoder_inputs' not in found[-1] and (size := found[-1]['inputs'].shape[1]) < made.writer.longest:
+        found.append(made.batch([made.writer.pad] * (size + 1)))
     return found
 
 
 def batcher(config: Config, writer: Writer) -> Batcher:
     """Returns the tokens of a text -> a batch of one row, padded to one of a few lengths."""
-    paired = config.model.family == 'encoder_decoder'
-    whole = config.data.encoder_length or config.data.length  # beside an encoder one length, that of the cache
+    paired = config.model.family == 'encoder_decoder'  # beside an encoder one length, that of the cache
 
     def padded(tokens: Sequence[int]) -> dict[str, np.ndarray]:
-        size = whole if paired else buckets.length(len(tokens), config.model.max_len)
+        size = writer.longest if paired else buckets.length(len(tokens), writer.longest)
         return buckets.padded(writer.batch([tokens], 1), size, writer.pad)
 
     return padded

@@ -133,7 +133,7 @@ def score(
     rows = [row for whole in wholes for row in whole]
     limits = {'inputs': (longest, 'model.max_len')}
     if config.model.family == 'encoder_decoder':
-        limits['encoder_inputs'] = longest_input(config, task.given)
+        limits['encoder_inputs'] = longest_input(config)
     for index, whole in enumerate(wholes):
         for size, (most, field) in ((len(row[name]), limit) for row in whole for name, limit in limits.items()):
             if size > most:

@@ -85,10 +85,9 @@ def make_scheduler(run: Run, *, rows: int, most_waiting: int, kept: int = 0) -> 
     place = functools.partial(sharding.placed, mesh, run.config.mesh)
     with place():  # no request need wait for the compiler
         slots = made.engine.empty(variables)
-        for length in row_writer.lengths(run.config):
-            batch = row_writer.example(made, length) | row_writer.bias_of({})
+        for batch in row_writer.examples(made):
             begin = made.engine.insert if made.kept is None else made.kept.compile
-            slots = begin(variables, slots, batch, np.int32(0), Drawing())
+            slots = begin(variables, slots, batch | row_writer.bias_of({}), np.int32(0), Drawing())
             slots = made.engine.free(made.engine.step(variables, slots)[0], np.int32(0))
         jax.block_until_ready(slots)
     options: dict[str, Any] = {'decode': made.writer.decode, 'ends': made.writer.ends}

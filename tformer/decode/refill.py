@@ -18,7 +18,7 @@ import numpy as np
 from flax import linen as nn
 from jax.sharding import Mesh
 
-from tformer.config import Config, tasks
+from tformer.config import Config
 from tformer.data.tokenizers.chat import Messages
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.decode import buckets
@@ -26,7 +26,7 @@ from tformer.decode.drawing import Drawing, drawing_of, unknown
 from tformer.decode.engine import Slots, make_engine
 from tformer.decode.generate import cache_slots, texts_of_row
 from tformer.decode.spread import spread_over
-from tformer.decode.text import Output, Share, Writer, longest_input, make_writer
+from tformer.decode.text import Output, Share, Writer, make_writer
 from tformer.distributed import meshes, sharding
 from tformer.distributed.compilers import jit
 from tformer.model import for_steps
@@ -60,7 +60,6 @@ class Refill(NamedTuple):
     programs: Programs
     rows: int
     together: int  # texts that begin together
-    longest: int  # tokens that the model has room for in a prompt, or beside an encoder in a source
 
     def write(
         self,
@@ -112,7 +111,7 @@ class Refill(NamedTuple):
         """Returns the rows in which draws (text, number) of texts begin."""
         writer, draws = self.writer, texts_of_row(self.writer.decoding)
         tokens = [inputs[text] for text, number in chosen if number == 0]
-        size = buckets.length(max(map(len, tokens)), self.longest)
+        size = buckets.length(max(map(len, tokens)), writer.longest)
         batch = buckets.padded(writer.batch(tokens, self.together), size, writer.pad)
         cache = written.slots.cache
         slots = cache_slots(writer.decoding, batch['inputs'].shape[1])
@@ -155,13 +154,12 @@ def make_refill(
       UserError: the model's family or objective does not write text.
     """
     writer = make_writer(model, config, tokenizers, cut=cut)
-    longest, _ = longest_input(config, tasks.TASKS[config.train.objective].given)
     multiple = meshes.row_multiple(mesh, config.mesh)
     size = _up(config.decode.batch_size, multiple)
     count = size * texts_of_row(config.decode)
-    first = buckets.padded(writer.batch([[writer.pad]], 1), buckets.length(1, longest), writer.pad)
+    first = buckets.padded(writer.batch([[writer.pad]], 1), buckets.length(1, writer.longest), writer.pad)
     programs = _programs(model, writer, first, count, mesh, sharding.make_rules(config.mesh))
-    return Refill(writer, programs, count, _up(max(size // _PARTS, 1), multiple), longest)
+    return Refill(writer, programs, count, _up(max(size // _PARTS, 1), multiple))
 
 
 def _up(number: int, multiple: int) -> int:

@@ -44,6 +44,7 @@ class Writer(NamedTuple):
     ends: Sequence[int]
     banned: Sequence[int]  # tokens that are never generated
     pad: int  # of the texts that are read
+    longest: int  # tokens that the model has room for in a prompt, or beside an encoder in a source
     decoding: Decode
     rules: Rules  # what is asked of the texts
     shares: bool = False  # whether tokens with which all texts begin may be read once for all of them
@@ -157,6 +158,7 @@ def make_writer(
         ends,
         banned,
         _input_side(config, tokenizers).specials.pad,
+        longest_input(config)[0],
         config.decode,
         rules,
         shares=_shares(config),
@@ -189,7 +191,7 @@ def read_whole(config: Config) -> str | None:
 def _reader(config: Config, tokenizers: Tokenizers, cut: bool) -> Callable[[Sequence[str | Messages]], list[list[int]]]:
     """Returns texts -> the tokens that the model reads for each, with those around them."""
     paired, given = config.model.family == 'encoder_decoder', tasks.TASKS[config.train.objective].given
-    longest, limit = longest_input(config, given)
+    longest, limit = longest_input(config)
     template = special_tokens.template_of(config, tokenizers)
     around = template.given if paired or given else template.prompt
     room = longest - (len(around([0])) - 1)
@@ -235,9 +237,8 @@ def _reader(config: Config, tokenizers: Tokenizers, cut: bool) -> Callable[[Sequ
 
 def _batcher(config: Config, tokenizers: Tokenizers) -> Callable[[Sequence[Sequence[int]], int], dict[str, np.ndarray]]:
     """Returns (the tokens of each text, rows) -> a batch."""
-    paired, task = config.model.family == 'encoder_decoder', tasks.TASKS[config.train.objective]
-    whole = special_tokens.marks_prefix(config)
-    longest, _ = longest_input(config, task.given)
+    paired, whole = config.model.family == 'encoder_decoder', special_tokens.marks_prefix(config)
+    longest, _ = longest_input(config)
     front = special_tokens.template_of(config, tokenizers).front
 
     def batched(inputs: Sequence[Sequence[int]], rows: int) -> dict[str, np.ndarray]:
@@ -267,10 +268,14 @@ def _chat(messages: Messages, tokenizers: Tokenizers, config: Config) -> list[in
         raise UserError(str(error)) from error
 
 
-def longest_input(config: Config, given: bool) -> tuple[int, str]:
-    """Returns the largest number of tokens that are read, special tokens included, and the fields that limit it."""
+def longest_input(config: Config) -> tuple[int, str]:
+    """Returns the largest number of tokens that are read, special tokens included, and the fields that limit it.
+
+    Raises:
+      UserError: new tokens leave no room for a prompt.
+    """
     room = config.model.max_len + 1 - config.decode.max_len
-    read_at_most = config.data.encoder_length or config.data.length
+    given, read_at_most = tasks.TASKS[config.train.objective].given, config.data.encoder_length or config.data.length
     if config.model.family == 'encoder_decoder' or (given and read_at_most <= room):
         return read_at_most, 'data.encoder_length'
     if room < 1:

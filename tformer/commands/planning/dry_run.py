@@ -19,7 +19,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from tformer.commands.planning import out_of_memory
-from tformer.config import AXES, Config, tasks
+from tformer.config import AXES, Config
 from tformer.config import Mesh as MeshConfig
 from tformer.data.batches.packing import BATCHING
 from tformer.decode import single_step
@@ -223,7 +223,7 @@ def _prompts(config: Config, batch: Mapping[str, Any]) -> dict[str, Any]:
     """
     longest = len(config.data.start)
     if config.model.family != 'encoder_decoder':
-        longest = min(batch['inputs'].shape[1], longest_input(config, tasks.TASKS[config.train.objective].given)[0])
+        longest = min(batch['inputs'].shape[1], longest_input(config)[0])
 
     def cut(name: str, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         whole = name.startswith('encoder_') or x.ndim < 2

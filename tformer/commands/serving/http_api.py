@@ -155,7 +155,7 @@ def _read(api: Api, asked: Asked) -> list[list[int]]:
 
     Raises a `Refusal` where a prompt cannot be read.
     """
-    size, longest = max(len(str(prompt)) for prompt in asked.prompts), api.run.config.model.max_len
+    size, longest = max(len(str(prompt)) for prompt in asked.prompts), api.made.writer.longest
     if size > CHARACTERS * longest:
         raise Refusal(400, f'a prompt has {size:,} characters; the model takes {longest} tokens')
     try:
