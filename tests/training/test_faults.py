@@ -515,8 +515,8 @@ def test_a_life_with_other_validation_data_or_fewer_steps_than_made_is_refused(w
         setup.load_data(shorter, run, mesh, record, ['train.num_steps'])
     (file,) = data.glob('valid*')
     file.write_text(''.join(file.read_text().splitlines(keepends=True)[1:]))
-    line = r'fingerprint of the validation data \w+ there, \w+ here'
-    with pytest.raises(errors.UserError, match=f'other data: {line}; --may_differ=data.valid_path accepts it$'):
+    line = r'with data.path \(.*\): fingerprint of the validation data \w+ there, \w+ here'
+    with pytest.raises(errors.UserError, match=f'{line}; --may_differ=data.valid_path accepts it$'):
         setup.load_data(moved, run, mesh, record)
     assert capsys.readouterr().err == ''
     setup.load_data(moved, run, mesh, record, ['data.valid_path'])

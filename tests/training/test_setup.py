@@ -1,10 +1,12 @@
 """Data that a resumed run must share with its checkpoint."""
 
 import dataclasses
+import re
 
 import pytest
 
-from tformer.config import Config, Data, Model, Train
+import toy_data
+from tformer.config import Config, Data, Model, Train, override
 from tformer.data.tokenizers.bytes_and_characters import Char
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.distributed import meshes
@@ -83,3 +85,55 @@ def test_the_lengths_of_the_training_split_decide_the_buckets_of_all_and_a_resum
     assert loaded(None, two).config.data.num_buckets == 2
     with pytest.raises(UserError, match=r'data\.num_buckets'):
         loaded(number, two)
+
+
+@pytest.fixture(scope='module')
+def mixed(tmp_path_factory):
+    """Returns (fields, --may_differ) -> the data of the life after the first of a run on two sets."""
+    place = tmp_path_factory.mktemp('mixed')
+    parts = [toy_data.parallel(place / name, train=size) for name, size in (('a', 48), ('b', 32))]
+    fields = {'data__path': '()', 'data__cache_dir': str(place / 'cache'), 'data__tokenizer': 'symbol'}
+    mixture = str(tuple(f'path={part} weight={weight}' for part, weight in zip(parts, (1, 2), strict=True)))
+    config = load('translate.py:smoke', place, **fields, data__mixture=mixture, data__mixture_temperature='2')
+    first = setup.load_data(config, place, meshes.make_mesh(config.mesh))
+
+    def again(fields, may_differ=()):
+        stated = override(config, fields)
+        return setup.load_data(
+            stated, place, meshes.make_mesh(stated.mesh), setup.checkpoint_metadata(first), may_differ
+        )
+
+    return again, config.data.mixture
+
+
+@pytest.mark.parametrize(
+    ('field', 'value'),
+    [
+        ('data.mixture_stages', ('step=3 weights=1,3',)),
+        ('data.mixture_temperature', 3.0),
+        ('train.batch_size', 48),
+    ],
+)
+def test_a_field_whose_batches_are_others_is_named_and_no_flag_is(mixed, field, value):
+    again, _ = mixed
+    difference = rf'{re.escape(field)} \([^:]* there, {re.escape(repr(value))} here\)'
+    with pytest.raises(UserError, match=rf'another config: {difference}.*; --may_differ does not accept other batches$'):
+        again({field: value})
+    with pytest.raises(UserError, match=rf'batches, with {difference}: (?!.*validation).* accept other batches$'):
+        again({field: value}, [field])
+
+
+def test_a_flag_is_named_that_accepts_a_field(mixed):
+    again, _ = mixed
+    cut = {'data.overlong': 'truncate'}  # no text is too long
+    with pytest.raises(UserError, match=r"data\.overlong \('drop' there, .*\(or name the fields in --may_differ, where"):
+        again(cut)
+    assert again(cut, ['data.overlong']).config.data.overlong == 'truncate'
+
+
+def test_other_weights_of_a_mixture_are_named(mixed):
+    again, (first, second) = mixed
+    with pytest.raises(UserError, match=r"with data\.mixture \(.* there, .*weight=3'\) here\): .*fingerprint of the data"):
+        again({'data.mixture': (first, second.replace('weight=2', 'weight=3'))})
+    doubled = first.replace('weight=1', 'weight=2'), second.replace('weight=2', 'weight=4')
+    assert again({'data.mixture': doubled}).fingerprint == again({}).fingerprint

@@ -31,6 +31,8 @@ from tformer.training.versions import versions
 Record = Mapping[str, Any]  # `run`, the metadata of a checkpoint
 
 VALIDATION = 'fingerprint of the validation data'
+NAMED = ' (or name the fields in --may_differ, where parameters and the state of the optimizer keep their shapes)'
+NEVER = '; --may_differ does not accept other batches'
 # Fields that say where a host has the data and how it reads them, which may differ between hosts.
 PLACES = tuple(
     f'data.{name}'
@@ -128,11 +130,13 @@ def load_data(
         number = num_workers(meshes.jax_platform(mesh), os.cpu_count() or 1)
         config = config_lib.override(config, {'data.num_workers': number})
     if before is not None and began is not None:
-        workdir.check_config(home, checks.settled(began), checks.settled(config), may_differ)
+        same = not differing_facts(before['data'], data_fingerprint(batches, tokens))
+        workdir.check_config(home, checks.settled(began), checks.settled(config), may_differ, NAMED if same else NEVER)
     valid = pipeline.Batches(config, tokens, 'valid', training=False)
     made = RunData(config, tokens, batches, valid, teacher.fingerprint(config, tokens))
-    if before is not None:
-        check_same_data(before['data'], made.fingerprint, may_differ)
+    if before is not None and began is not None:
+        changed = workdir.differing_data(checks.settled(began), checks.settled(config))
+        check_same_data(before['data'], made.fingerprint, may_differ, changed)
     test = None
     with contextlib.suppress(NoSplitError):  # reports a mistake in the test split before training and not after
         test = pipeline.Batches(config, tokens, 'test', training=False).fingerprint
@@ -184,14 +188,21 @@ def data_fingerprint(batches: pipeline.Batches, tokens: Tokenizers) -> dict[str,
     }
 
 
-def check_same_data(before: Mapping[str, Any], now: Mapping[str, Any], may_differ: Sequence[str] = ()) -> None:
+def differing_facts(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the facts of two fingerprints that differ, as text; those that one of them lacks are not compared."""
+    shared = [name for name in now if name in before]
+    return {name: f'{name} {before[name]} there, {now[name]} here' for name in shared if before[name] != now[name]}
+
+
+def check_same_data(
+    before: Mapping[str, Any], now: Mapping[str, Any], may_differ: Sequence[str] = (), changed: str = ''
+) -> None:
     """Raises a `UserError` where the data, or the way they form batches, are not those of the checkpoint.
 
-    Where data.valid_path `may_differ`, a line says that the validation data do. Facts that the checkpoint of an earlier
-    version lacks are not compared.
+    It says which fields of the config are `changed` that have a part in it. Where data.valid_path `may_differ`, a line
+    says that the validation data do. Facts that the checkpoint of an earlier version lacks are not compared.
     """
-    shared = [name for name in now if name in before]
-    differing = {name: f'{name} {before[name]} there, {now[name]} here' for name in shared if before[name] != now[name]}
+    differing = differing_facts(before, now)
     if teacher.FACT in differing:
         raise UserError(f'the teacher has changed since the checkpoint was written: {differing[teacher.FACT]}')
     if VALIDATION in differing and 'data.valid_path' in may_differ:
@@ -201,8 +212,10 @@ def check_same_data(before: Mapping[str, Any], now: Mapping[str, Any], may_diffe
         if processes.first():
             print(line, file=sys.stderr, flush=True)
     if differing:
-        hint = '; --may_differ=data.valid_path accepts it' if [*differing] == [VALIDATION] else ''
-        raise UserError(f'the checkpoint was trained on other data: {"; ".join(differing.values())}{hint}')
+        hint = '; --may_differ=data.valid_path accepts it' if [*differing] == [VALIDATION] else NEVER if changed else ''
+        facts = [fact for name, fact in differing.items() if name != VALIDATION or len(differing) == 1]
+        what = f'other data or batches, with {changed}' if changed else 'other data'
+        raise UserError(f'the checkpoint was trained on {what}: {"; ".join(facts)}{hint}')
 
 
 def resolve_config(config: Config, tokens: Tokenizers, steps_per_epoch: float, multiple: int | None = None) -> Config:

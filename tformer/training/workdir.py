@@ -11,7 +11,7 @@ import pathlib
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tformer import atomic, checks
@@ -30,15 +30,16 @@ from tformer.training import checkpoint, digests
 
 # Sections and fields that may differ between a run and its continuation, and between training and evaluation.
 FREE_SECTIONS = ('decode', 'evaluate', 'mesh')
+CONTENTS = ('data.path', 'data.valid_path', 'data.tfds_dir', 'data.mixture')  # free: fingerprints say what they hold
 FREE_FIELDS = (
-    'data.path data.valid_path data.test_path data.tfds_dir data.tokenizer_path data.cache_dir '
-    'data.mixture '  # its weights are in the fingerprint of the data
-    'data.prefetch data.num_threads data.num_workers '
-    'train.log_every train.trackers train.keep_last train.keep_every train.max_skipped train.max_minutes '
-    'train.eval_batches '
-    'train.teacher '  # the fingerprint of the data has what it is
-    'train.loss_chunk train.checkpoint_every model.scan_layers model.remat model.attention_kernel optimizer.offload'
-).split()
+    *CONTENTS,
+    *'data.test_path data.tokenizer_path data.cache_dir data.prefetch data.num_threads data.num_workers'.split(),
+    *'train.log_every train.trackers train.keep_last train.keep_every train.max_skipped train.max_minutes'.split(),
+    'train.eval_batches',
+    'train.teacher',  # the fingerprint of the data has what it is
+    *'train.loss_chunk train.checkpoint_every model.scan_layers model.remat model.attention_kernel'.split(),
+    'optimizer.offload',
+)
 LANGUAGES = ('data.start', 'data.source_start', 'data.source_end')  # free in what two stacks read and write
 LOCK_SECONDS = 3  # data workers of a killed run hold its lock until they notice that it is gone
 
@@ -80,7 +81,7 @@ def read_config(workdir: pathlib.Path) -> Config:
     config = config_lib.from_json(file)
     if not digests.matches(workdir, file.name) and (newest := checkpoint.newest_metadata(workdir)):
         step, before = newest[0], config_lib.from_dict(newest[1].get('config', config_lib.to_dict(config)))
-        if changed := _differing(before, config, bound=True):
+        if changed := _differing(before, config, lambda name: not is_free(name)):
             raise UserError(f'{file} has changed since checkpoint {step} was written: {changed}; restore the values')
         if changed := _differing(before, config):
             line = f'{store_copies.shown(file)} differs from the config of checkpoint {step}: {changed}'
@@ -88,13 +89,23 @@ def read_config(workdir: pathlib.Path) -> Config:
     return config
 
 
-def _differing(before: Config, config: Config, bound: bool = False, named: Sequence[str] = ()) -> str:
-    """Returns the fields that differ and are not `named`, as text; with `bound` those that must not differ."""
+def _differing(before: Config, config: Config, counts: Callable[[str], bool] = lambda name: True) -> str:
+    """Returns those of the fields that count which differ, as text."""
     return ', '.join(
         f'{name} ({old!r} there, {new!r} here)'
         for name, (old, new) in config_lib.difference(*map(with_resolved_model, (before, config))).items()
-        if name not in named and not (bound and is_free(name))
+        if counts(name)
     )
+
+
+def differing_data(before: Config, config: Config) -> str:
+    """Returns the fields that differ and have a part in what the batches hold, as text."""
+    others = 'train.batch_size', 'train.objective', 'train.seed'
+
+    def counts(name: str) -> bool:
+        return name in (*CONTENTS, *others) or (name.startswith('data.') and not is_free(name))
+
+    return _differing(before, config, counts)
 
 
 def load_tokenizers(workdir: pathlib.Path) -> Tokenizers:
@@ -134,19 +145,19 @@ def changed_config(workdir: pathlib.Path, overrides: Mapping[str, str]) -> Confi
     return checks.settle(config_lib.override(config, overrides), overrides)
 
 
-def check_config(workdir: pathlib.Path, before: Config, config: Config, may_differ: Sequence[str] = ()) -> None:
+def check_config(
+    workdir: pathlib.Path, before: Config, config: Config, may_differ: Sequence[str] = (), hint: str = ''
+) -> None:
     """Raises a `UserError` that names the fields which differ from a checkpoint's config, `before`, and must not.
 
-    `may_differ` are dotted fields that may differ besides those that always may.
+    `may_differ` are dotted fields that may differ besides those that always may; the `hint` says which could be named.
     """
     fields = config_lib.field_types()
     for name in may_differ:
         choose(dict.fromkeys(fields), name, '--may_differ')
-    if changed := _differing(before, config, bound=True, named=may_differ):
-        raise UserError(
-            f'{workdir} was trained with another config: {changed}; use a fresh --workdir, or its values'
-            ' (or name the fields that may differ in --may_differ)'
-        )
+    if changed := _differing(before, config, lambda name: not is_free(name) and name not in may_differ):
+        line = f'{workdir} was trained with another config: {changed}; use a fresh --workdir, or its values'
+        raise UserError(f'{line}{hint}')
     made, wanted = max(checkpoint.steps(workdir), default=0), config.train.num_steps
     if wanted is not None and made > wanted:
         raise UserError(f'train.num_steps={wanted}: {workdir} has made {made} steps already; use a fresh --workdir')
