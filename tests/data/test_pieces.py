@@ -116,7 +116,7 @@ class EndlessTokens(token_files.Tokens):
     def __init__(self, documents: Endless) -> None:
         self.documents = documents  # type: ignore[assignment]
 
-    def of_tokenizer(self, tokenizer: Any) -> Any:
+    def of_tokenizer(self, tokenizer: Any, lender: Any = None) -> Any:
         return self.documents
 
 

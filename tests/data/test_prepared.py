@@ -553,6 +553,19 @@ def test_mistakes(tmp_path: Path) -> None:
     assert len(sample.contents.of_tokenizer(train_tokenizers(cfg, []).target)) == 5 and sample[0]['text']
 
 
+def test_of_sets_with_two_tokenizers_the_one_that_does_not_lend_its_own_is_to_be_prepared_again(tmp_path: Path) -> None:
+    write(tmp_path / 'texts' / 'train.jsonl', texts(5))
+    for name, sentinels in (('one', 0), ('other', 3)):
+        made(config(tmp_path, str(tmp_path / 'texts'), sentinels=sentinels), tmp_path / name)
+    paths = [str(tmp_path / name) for name in ('one', 'other')]
+    for sentinels, (lender, changed) in ((0, paths), (3, paths[::-1])):
+        mixture = tuple(f'path={path}' for path in paths)
+        mixed = config(tmp_path, sentinels=sentinels, mixture=mixture, tokenizer_from=lender)
+        line = f'{changed} has tokens of another tokenizer than this run: '
+        with pytest.raises(UserError, match=f'{line}prepare it again with --config.data.tokenizer_from={lender}$'):
+            pipeline.Batches(mixed, train_tokenizers(mixed, []), 'train', training=True)
+
+
 def test_a_full_disk_is_of_the_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(self: cache.Writer, name: str, values: np.ndarray) -> None:
         raise OSError(28, 'No space left on device')

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tformer.config import hashing
+from tformer.config import hashing, mixtures
 from tformer.config.run import Config
 from tformer.data import cache, ragged
 from tformer.data.ragged import Ragged
@@ -130,7 +130,9 @@ def _of_tokens(config: Config, tokenizers: Tokenizers, encoding: Encoding, recor
         raise UserError(f'data.path names files of tokens, and train.objective={config.train.objective} needs texts')
     assert isinstance(records.contents, Tokens)
     digest = [tokenizers.fingerprint, records.fingerprint]
-    documents = records.contents.of_tokenizer(tokenizers.target)
+    lender = config.data.tokenizer_from
+    sets = [path for part in mixtures.parts(config.data) for path in part.path]
+    documents = records.contents.of_tokenizer(tokenizers.target, lender if lender in sets else None)
     return Columns({'tokens': documents}, np.zeros(0, np.int64), 0, hashing.digest_json(digest, size=8))
 
 

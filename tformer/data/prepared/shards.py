@@ -210,12 +210,13 @@ class PreparedTokens(Tokens):
         return PreparedTokens(self._place, self._tokenizer, self.documents.taken(np.array(indices, np.int64)))
 
     @remote.by_url()
-    def of_tokenizer(self, tokenizer: Tokenizer) -> Documents:
+    def of_tokenizer(self, tokenizer: Tokenizer, lender: str | None = None) -> Documents:
         """Returns the documents, which have text from then on; a `UserError` if another tokenizer has written them."""
         if tokenizer.fingerprint != self._tokenizer:
-            raise UserError(
-                f'{self._place} has tokens of another tokenizer than this run: set data.tokenizer_from={self._place}'
-            )
+            remedy = f'set data.tokenizer_from={self._place}'
+            if lender not in (None, self._place):
+                remedy = f'prepare it again with --config.data.tokenizer_from={lender}'
+            raise UserError(f'{self._place} has tokens of another tokenizer than this run: {remedy}')
         self._decode = tokenizer.decode
         return self.documents
 

@@ -71,10 +71,10 @@ class Tokens(View):
         return Tokens(self._files, self.documents.taken(np.array(indices, np.int64)))
 
     @remote.by_url()
-    def of_tokenizer(self, tokenizer: Tokenizer) -> Documents:
+    def of_tokenizer(self, tokenizer: Tokenizer, lender: str | None = None) -> Documents:
         """Returns the documents without the special tokens around them, all of whose tokens have been read once.
 
-        From then on the records have text.
+        From then on the records have text. The `lender` is the prepared set of the same mixture whose tokenizer it is.
 
         Raises:
           UserError: a token is not of the tokenizer's vocabulary, or a file has changed since it was found.
