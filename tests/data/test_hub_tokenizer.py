@@ -288,6 +288,32 @@ def test_a_file_without_an_end_is_refused(tmp_path):
     refused(Data(tokenizer_path=str(tmp_path)), r'no special token that ends a text \(it has \[UNK\]; valid: </s>')
 
 
+def test_declared_tokens_come_before_names_and_are_stored_where_these_say_others(tmp_path):
+    made = roberta()
+    made.add_special_tokens(['<|turn|>', '<|fill|>'])
+    stored, ids = made.to_str().encode(), made.token_to_id
+    plain = HubTokenizer(stored)
+    own = HubTokenizer(
+        stored, declared={'eos': ['<|turn|>', 2], 'pad': ['absent', ids('<|fill|>')], 'unk': [0], 'bos': [0]}
+    )
+    turned = dataclasses.replace(plain.specials, eos=ids('<|turn|>'), pad=ids('<|fill|>'))
+    assert own.specials == turned and own.fingerprint != plain.fingerprint
+    for number, (tokenizer, side) in enumerate(((own, None), (own, plain), (plain, own), (plain, plain))):
+        kept = Tokenizers(side, tokenizer)
+        kept.save(tmp_path / str(number))
+        loaded = Tokenizers.load(tmp_path / str(number))
+        assert loaded.target.specials == tokenizer.specials and loaded.fingerprint == kept.fingerprint
+        assert side is None or loaded.source.specials == side.specials
+        assert ('declared' in (tmp_path / str(number) / 'tokenizer.json').read_text()) == (own in (tokenizer, side))
+
+
+def test_a_declared_end_stands_for_what_a_file_lacks():
+    made = library.Tokenizer(models.WordLevel({'a': 0, 'end': 1}, unk_token='a'))
+    made.add_special_tokens(['end'])
+    found = HubTokenizer(made.to_str().encode(), declared={'eos': ['end']}).specials
+    assert (found.pad, found.bos, found.eos, found.sep, found.mask_or_none) == (1, 1, 1, 1, None)
+
+
 def test_the_missing_package_is_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, 'tokenizers', None)
     with pytest.raises(UserError, match=r"pip install 'tformer\[hub\]'"):

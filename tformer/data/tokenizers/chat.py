@@ -24,7 +24,8 @@ _PLAIN = (
     '{{ cls_token }}{{ message.role }}{{ sep_token }}{{ message.content }}{{ eos_token }}{% endfor %}'
     '{% if add_generation_prompt %}{{ cls_token }}assistant{{ sep_token }}{% endif %}'
 )
-_SPECIALS = {'pad': 'pad', 'bos': 'bos', 'eos': 'eos', 'unk': 'unk', 'mask': 'mask_or_none', 'cls': 'cls', 'sep': 'sep'}
+# a template's variable, without _token -> the field of `Specials`
+VARIABLES = {'pad': 'pad', 'bos': 'bos', 'eos': 'eos', 'unk': 'unk', 'mask': 'mask_or_none', 'cls': 'cls', 'sep': 'sep'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +136,7 @@ class ChatTemplate:
 
 def variables_of(tokenizer: Tokenizer) -> tuple[tuple[str, str], ...]:
     """Returns the names of a tokenizer's special tokens as a template's variables."""
-    ids = {f'{name}_token': getattr(tokenizer.specials, field) for name, field in _SPECIALS.items()}
+    ids = {f'{name}_token': getattr(tokenizer.specials, field) for name, field in VARIABLES.items()}
     return tuple((name, tokenizer.piece(index)) for name, index in ids.items() if index is not None)
 
 

@@ -59,8 +59,17 @@ class HubTokenizer(Tokenizer):
     count no bytes.
     """
 
-    def __init__(self, stored: bytes, where: str = 'tokenizer.json') -> None:
-        """Reads the content of the file named `where`; raises a `UserError` if no tokenizer can be made of it."""
+    def __init__(
+        self,
+        stored: bytes,
+        where: str = 'tokenizer.json',
+        declared: Mapping[str, Sequence[str | int]] | None = None,
+    ) -> None:
+        """Reads the content of the file named `where`; raises a `UserError` if no tokenizer can be made of it.
+
+        `declared` has names or ids of special tokens by the fields of `Specials`. The first that the file has as a
+        special token comes before those of `NAMES`.
+        """
         super().__init__(stored)
         self._library, tree = _open(stored, where)
         from tokenizers.pre_tokenizers import ByteLevel  # after `_open`, which says so if the package is missing
@@ -72,7 +81,11 @@ class HubTokenizer(Tokenizer):
         self.vocab_size = max(vocab.values()) + 1
         if self.vocab_size > _MOST_IDS:
             raise UserError(f'{where} has the id {self.vocab_size - 1:,}; valid: at most {_MOST_IDS - 1:,}')
-        self.specials = _specials(special, _unknown(tree['model']), where)
+        plain, ids = (_ids(special, _unknown(tree['model']), given) for given in ({}, declared or {}))
+        self.specials = _specials(special, ids, where)
+        self.declared = {
+            name: [self._special_names[i]] for name, i in ids.items() if i is not None and i != plain[name]
+        }
         names = itertools.takewhile(special.__contains__, map('<extra_id_{}>'.format, itertools.count()))
         self._sentinels = [special[name] for name in names]  # T5's
         added = {index: token for index, token in self._library.get_added_tokens_decoder().items() if not token.special}
@@ -270,14 +283,25 @@ def _unknown(model: Json) -> str | None:
     return model.get('unk_token') or None
 
 
-def _specials(special: Mapping[str, int], unknown: str | None, where: str) -> Specials:
-    """Finds our special tokens among those of the file, by their names."""
-    if special.keys().isdisjoint(_END):
+def _ids(
+    special: Mapping[str, int], unknown: str | None, declared: Mapping[str, Sequence[str | int]]
+) -> dict[str, int | None]:
+    """Returns the ids of our special tokens among those of the file, as it is declared, else by their names."""
+    known: dict[str | int, int] = {index: index for index in special.values()}
+    known |= dict(special)
+    names = {field: (*declared.get(field, ()), *own) for field, own in NAMES.items()}
+    names['unk'] = (unknown or '', *NAMES['unk'])  # that of the model itself
+    end = declared.get('eos', ())  # in place of what there is not, as in NAMES
+    names |= {field: (*own, *end) for field, own in names.items() if field != 'mask_or_none'}
+    return {field: next((known[name] for name in own if name in known), None) for field, own in names.items()}
+
+
+def _specials(special: Mapping[str, int], ids: Mapping[str, int | None], where: str) -> Specials:
+    """Returns our special tokens with those of the file."""
+    if ids['eos'] is None:
         own = ', '.join(sorted(special)[:10]) or 'none'
         raise UserError(f'{where} has no special token that ends a text (it has {own}; valid: {", ".join(_END)})')
-    names = NAMES | {'unk': (unknown or '', *NAMES['unk'])}
-    ids = {field: next((special[name] for name in names[field] if name in special), None) for field in names}
-    return Specials(**ids, others=tuple(sorted(special.items(), key=lambda each: each[1])))  # type: ignore[arg-type]  # all but the mask's names end in _END's
+    return Specials(**ids, others=tuple(sorted(special.items(), key=lambda each: each[1])))  # type: ignore[arg-type]  # all but the mask's names end in those of the end
 
 
 def _types(component: Json | None) -> Iterator[str]:

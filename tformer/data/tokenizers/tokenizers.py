@@ -1,5 +1,6 @@
 """The tokenizers of a run: how they are trained, stored and cached; one row of `TOKENIZERS` for each kind."""
 
+import copy
 import dataclasses
 import hashlib
 import json
@@ -64,6 +65,18 @@ class Tokenizers:
             ids.append(index)
         return tuple(dict.fromkeys(ids))
 
+    def padded(self, pad: int) -> 'Tokenizers':
+        """Returns the tokenizers with another padding."""
+
+        def other(side: Tokenizer) -> Tokenizer:
+            made = copy.copy(side)
+            made.specials = dataclasses.replace(side.specials, pad=pad)
+            return made
+
+        target = other(self.target)
+        source = target if self.shared else self.source and other(self.source)
+        return dataclasses.replace(self, source=source, target=target)
+
     @property
     def shared(self) -> bool:
         return self.source is self.target
@@ -84,6 +97,8 @@ class Tokenizers:
             atomic.write(Path(directory, f'tokenizer.{side}.{names[side]}'), tokenizer.dump())
         manifest: dict[str, Any] = {'source': 'target' if self.shared else None, **names, 'labels': self.labels}
         manifest |= {'normalization': self.target.normalization, 'sentinels': self.target.num_sentinels}
+        if declared := {side: tokenizer.declared for side, tokenizer in sides.items() if tokenizer.declared}:
+            manifest['declared'] = declared
         if self.own_chat:
             manifest['chat'] = {'template': self.own_chat.text, 'tokens': dict(self.own_chat.tokens)}
         atomic.write(Path(directory, 'tokenizer.json'), json.dumps(manifest, ensure_ascii=False, indent=1))
@@ -116,7 +131,9 @@ class Tokenizers:
         def read(side: str) -> Tokenizer:
             kind = choose(TOKENIZERS, manifest[side], f'{path}: {side}')
             stored = path.with_name(f'tokenizer.{side}.{manifest[side]}').read_bytes()
-            return kind.load(stored).normalized(normalization).extended(sentinels)
+            declared = manifest.get('declared', {}).get(side)  # of hub tokenizers; older runs have none
+            made = HubTokenizer(stored, str(path), declared) if declared else kind.load(stored)
+            return made.normalized(normalization).extended(sentinels)
 
         target, chat = read('target'), None
         if 'chat' in manifest:

@@ -8,7 +8,7 @@ import hashlib
 import itertools
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Self
 
 import numpy as np
@@ -77,6 +77,7 @@ class Tokenizer(abc.ABC):
     fallback: Sequence[int] = ()  # ids of bytes that spell what the vocabulary lacks
     num_sentinels: int = 0  # ids at the end of the vocabulary that stand for spans of a text (`extended`)
     exact: bool = False  # whether encoding keeps every character of a normalised text
+    declared: Mapping[str, Sequence[str]] | None = None  # fields of `specials` -> [its name], where no name shows them
     fields: tuple[str, ...] = ()  # the fields of config.data that its training reads and some others' do not
 
     def __init__(self, stored: bytes) -> None:
@@ -295,7 +296,7 @@ class Tokenizer(abc.ABC):
 
     @property
     def fingerprint(self) -> str:
-        given = f'{self.normalization or ""}{self.num_sentinels or ""}'
+        given = f'{self.normalization or ""}{self.num_sentinels or ""}{self.declared or ""}'
         return hashlib.sha256(self.dump() + given.encode()).hexdigest()[:16]
 
     def _ordinary(self, ids: Iterable[int]) -> list[int]:
