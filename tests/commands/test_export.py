@@ -34,7 +34,7 @@ from tformer.data.tokenizers.subwords import SentencePiece
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.distributed.sharding import unboxed
 from tformer.errors import UserError
-from tformer.hf import adapters, card, convert, safetensors, vocabularies
+from tformer.hf import adapters, card, convert, safetensors, special_tokens, vocabularies
 from tformer.hf.directory import HubDirectory, open_hub
 from tformer.layers.linear import merge_lora
 from tformer.layers.resolved import resolve_model
@@ -343,6 +343,85 @@ def test_a_decoder_that_reads_its_text_otherwise_than_the_hubs_is_known() -> Non
     changes = {'data.end': ('eos',)}, {'train.objective': 'question_answering'}, {'data.source_start': ()}
     assert all(card.reads_otherwise(config.override(bart, change)) for change in changes)
     assert not card.reads_otherwise(config.override(bart, {'train.objective': 'seq2seq', 'data.end': ('eos',)}))
+
+
+def test_all_files_have_the_special_tokens_that_the_imported_one_declares(tmp_path: pathlib.Path) -> None:
+    hub_directories.write(tmp_path / 'hub', 'llama', eos_token_id=[4, 2], pad_token_id=3)
+    tree = json.loads((tmp_path / 'hub' / 'tokenizer.json').read_text())
+    for index, name in ((3, '<|fill|>'), (4, '<|turn|>')):
+        tree['added_tokens'].append({**tree['added_tokens'][0], 'id': index, 'content': name})
+        tree['model']['vocab'] = {word: x for word, x in tree['model']['vocab'].items() if x != index} | {name: index}
+    (tmp_path / 'hub' / 'tokenizer.json').write_text(json.dumps(tree))
+    template = '{% for m in messages %}{{ m.content }} {{ eos_token }}{% endfor %}'
+    settings = {'eos_token': '<|turn|>', 'pad_token': '<|fill|>', 'chat_template': template}
+    (tmp_path / 'hub' / 'tokenizer_config.json').write_text(json.dumps(settings))
+    import_hub(str(tmp_path / 'hub'), tmp_path / 'run')
+    run = Run.load(tmp_path / 'run')
+    export(run, tmp_path / 'out')
+    first, generation, written = (
+        json.loads((tmp_path / 'out' / name).read_text())
+        for name in ('config.json', 'generation_config.json', 'tokenizer_config.json')
+    )
+    assert (first['pad_token_id'], first['eos_token_id'], first['bos_token_id']) == (3, 4, 1)
+    assert (generation['pad_token_id'], generation['eos_token_id']) == (3, [4, 2])
+    assert settings.items() <= written.items() and written['bos_token'] == '<s>'
+    manifest = json.loads((tmp_path / 'run' / 'tokenizer.json').read_text())
+    assert manifest.pop('declared')['target'] == {'pad': ['<|fill|>'], 'eos': ['<|turn|>']}
+    (tmp_path / 'run' / 'tokenizer.json').write_text(json.dumps(manifest))  # as earlier imports are stored
+    older = Tokenizers.load(tmp_path / 'run')
+    assert (older.target.specials.pad, older.target.specials.eos) == (2, 2)
+    export(dataclasses.replace(run, tokenizers=older), tmp_path / 'older')
+    first, written = (
+        json.loads((tmp_path / 'older' / name).read_text()) for name in ('config.json', 'tokenizer_config.json')
+    )
+    assert (first['pad_token_id'], written['pad_token']) == (2, '</s>')
+
+
+def test_a_decoder_that_pools_the_padding_is_not_exported(imported: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    run = Run.load(imported)  # whose padding is EOS
+    for objective in ('classification', 'regression'):
+        fields = {'train.objective': objective, 'data.end': ('eos',)}
+        with pytest.raises(
+            UserError, match=r"^llama: </s> is the padding, too: .* \(data\.end=\('eos',\)\), .*data.end=\(\)"
+        ):
+            export(dataclasses.replace(run, config=config.override(run.config, fields)), tmp_path / 'out')
+    for fields in ({'train.objective': 'classification', 'data.end': ()}, {'train.objective': 'causal_lm'}):
+        assert special_tokens.padded('llama', config.override(run.config, fields), run.tokenizers) is run.tokenizers
+
+
+OURS = SentencePiece.train(['a b'] * 50, config.Data(tokenizer_vocab_size=280))  # pads with 0
+
+
+@pytest.mark.parametrize(
+    ('family', 'offset', 'fields', 'valid'),
+    [
+        ('roberta', 1, {}, ''),
+        ('roberta', 2, {}, ''),  # <bos>, which no text of an encoder has
+        ('roberta', 6, {}, 'valid: 1, which follows'),
+        ('roberta', 4, {}, 'valid: 1, which follows'),
+        ('roberta', 10, {}, 'valid: 1, which follows'),
+        ('mpnet', 2, {}, ''),
+        ('mpnet', 2, {'data.separator': ('bos',)}, 'valid: a tokenizer in which 1 is padding alone'),
+        ('m2m_100', 1, {}, ''),
+        ('m2m_100', 2, {}, 'valid: 1, which follows'),
+        ('m2m_100', 1, {'data.start': ('pad',)}, 'valid: a tokenizer in which 0 is padding alone'),
+        ('m2m_100', 2, {'data.start': ('eos',)}, ''),
+        ('bart', 2, {}, ''),  # which counts places
+    ],
+)
+def test_positions_are_counted_without_the_padding_that_all_files_have(family, offset, fields, valid) -> None:
+    stacks = hf.FAMILIES[family].model['family']
+    run = config.override(config.Config(), {'model.family': stacks, 'model.position_offset': offset, **fields})
+    held = Tokenizers(OURS if stacks == 'encoder_decoder' else None, OURS)
+    if valid:
+        with pytest.raises(UserError, match=rf'^{family}: with model.position_offset={offset} .*; {valid}[^\n]*$'):
+            special_tokens.padded(family, run, held)
+        return
+    found = special_tokens.padded(family, run, held)
+    pad = 0 if family == 'bart' else offset - 1
+    files = card.tokenizer_files(run, found)
+    assert files is not None and json.loads(files['tokenizer_config.json'])['pad_token'] == OURS.piece(pad)
+    assert card.tokens(run, found)['pad_token_id'] == pad and found.shared == held.shared
 
 
 def test_tokens_in_front_of_a_text_are_the_hubs_fields() -> None:

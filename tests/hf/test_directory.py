@@ -1,5 +1,6 @@
 """What a hub directory says of its classes, its two tokenizers and its numbers."""
 
+import json
 import os
 import pathlib
 
@@ -9,6 +10,7 @@ import pytest
 
 import hub_directories
 import make_hf_reference as references
+from tformer.commands.import_ import settled
 from tformer.config import Data
 from tformer.data.tokenizers.subwords import SentencePiece
 from tformer.errors import UserError
@@ -52,6 +54,59 @@ def test_of_two_tokenizers_one_reads_and_the_other_writes(monkeypatch) -> None:
         found = HubDirectory(pathlib.Path('nowhere'), marian).tokenizers
         assert found.source is not None and found.source.dump() == read.encode()
         assert found.target.dump() == target.encode()
+
+
+def with_specials(place: pathlib.Path, name: str, names: list[str], around: str, **fields: object) -> HubDirectory:
+    """Writes the directory of a reference with these special tokens, around a text as `around` says."""
+    import tokenizers as library
+
+    hub_directories.write(place, name, **fields)
+    made = library.Tokenizer(
+        library.models.WordLevel({**dict(zip(names, range(20), strict=False)), 'a': 30, 'b': 31}, 'a')
+    )
+    made.add_special_tokens(names)
+    known = [(token, names.index(token)) for token in around.split() if token != '$A']
+    made.post_processor = library.processors.TemplateProcessing(around, special_tokens=known)
+    made.save(str(place / 'tokenizer.json'))
+    return open_hub(str(place))
+
+
+def test_an_encoder_has_the_special_tokens_of_its_config_where_its_file_has_others_by_better_known_names(
+    tmp_path: pathlib.Path,
+) -> None:
+    """As ModernBERT's files have."""
+    names = ['<|padding|>', '<|endoftext|>', '[UNK]', '[CLS]', '[SEP]', '[PAD]', '[MASK]']
+    ids = {'bos_token_id': 3, 'eos_token_id': 4, 'cls_token_id': 3, 'sep_token_id': 4, 'pad_token_id': 5}
+    hub = with_specials(tmp_path, 'modernbert', names, '[CLS] $A [SEP]', **ids)
+    assert hub.run_config().train.objective == 'masked_lm'
+    specials = hub.tokenizers.target.specials
+    assert (specials.bos, specials.eos, specials.cls, specials.sep, specials.pad, specials.mask) == (3, 4, 3, 4, 5, 6)
+
+
+def test_the_settings_of_a_tokenizer_come_before_config_json(tmp_path: pathlib.Path) -> None:
+    names = ['<s>', '</s>', '<|endoftext|>', '<|turn|>']
+    hub = with_specials(tmp_path, 'llama', names, '<s> $A', bos_token_id=0, eos_token_id=[2, 1], pad_token_id=1)
+    assert hub.run_config().decode.ends == ('</s>',)
+    settings = {'eos_token': {'content': '<|turn|>'}, 'pad_token': 'b'}  # the last of which is no special token
+    (tmp_path / 'tokenizer_config.json').write_text(json.dumps(settings))
+    hub = open_hub(str(tmp_path))
+    assert (hub.tokenizers.target.specials.eos, hub.tokenizers.target.specials.pad) == (3, 1)
+    assert hub.run_config().decode.ends == ('<|endoftext|>', '</s>')
+
+
+@pytest.mark.parametrize(('pad', 'end'), [(1, ()), (None, ('eos',)), (2, ('eos',))])
+def test_a_decoder_pools_the_last_token_that_is_not_the_padding_of_config_json(tmp_path, pad, end) -> None:
+    names = ['<s>', '</s>', '<unk>']
+    hub = with_specials(tmp_path, 'gpt2_class', names, '<s> $A </s>', bos_token_id=0, eos_token_id=1, pad_token_id=pad)
+    assert hub.run_config().data.end == end
+
+
+def test_positions_that_a_token_of_texts_is_left_out_of_are_refused(tmp_path: pathlib.Path) -> None:
+    names = ['<s>', '</s>', '<pad>']
+    with pytest.raises(
+        UserError, match=r"roberta: with model.position_offset=2 .* 1 \('</s>'\), .* valid: a tokenizer in"
+    ):
+        settled(with_specials(tmp_path, 'roberta', names, '<s> $A </s>', pad_token_id=1), {})
 
 
 @pytest.mark.parametrize(('wide', 'dtype'), [('lm_head.weight', 'float32'), ('model.norm.weight', 'bfloat16')])

@@ -24,7 +24,17 @@ from tformer.config.tasks import HEADS, TASKS, head_parameters
 from tformer.data import stores
 from tformer.data.examples.special_tokens import marks_prefix
 from tformer.errors import UserError, choose
-from tformer.hf import adapters, card, convert, generation, heads, models, safetensors, sentence_encoders
+from tformer.hf import (
+    adapters,
+    card,
+    convert,
+    generation,
+    heads,
+    models,
+    safetensors,
+    sentence_encoders,
+    special_tokens,
+)
 from tformer.hf.directory import is_hub, open_hub
 from tformer.layers.linear import merge_lora
 from tformer.training import checkpoint
@@ -83,6 +93,7 @@ def export(
     model = dataclasses.replace(model, **{name: table[name] for name in unread if name in table})
     plain = dataclasses.replace(model, lora_rank=None)
     fields = models.config_of(family, plain)
+    run = dataclasses.replace(run, tokenizers=special_tokens.padded(family, run.config, run.tokenizers))
     host = jax.tree.map(np.asarray, heads.without_pooler(params))
     if len(host) < len(params):
         print('the pooler is left out: the hub has none beside a head of tokens')

@@ -29,7 +29,7 @@ from tformer.data import stores
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.distributed import meshes, sharding
 from tformer.errors import UserError
-from tformer.hf import sentence_encoders
+from tformer.hf import sentence_encoders, special_tokens
 from tformer.hf.convert import Stacked, nested
 from tformer.hf.directory import OBJECTIVES, HubDirectory, are_narrow, open_hub
 from tformer.lab.report import tensorboard_runs
@@ -109,6 +109,7 @@ def settled(hub: HubDirectory, overrides: Mapping[str, Any]) -> tuple[Config, To
         num_classes=len(tokens.labels) or None,
     )
     checks.check_here(config)
+    special_tokens.check_positions(hub.family, config, tokens)
     return config, tokens
 
 

@@ -153,6 +153,7 @@ FAMILIES = {
             'pad_token_id': 1,
         },
         fixed={**PRE_NORM, 'static_position_embeddings': True, 'normalize_embedding': False},
+        padded_positions=True,
         start={'decoder_start_token_id': 'eos', 'forced_bos_token_id': ''},
     ),
     'marian': Family(  # Junczys-Dowmunt et al. 2018

@@ -107,6 +107,7 @@ def tokenizer_files(config: Config, tokenizers: Tokenizers) -> dict[str, bytes] 
     settings['clean_up_tokenization_spaces'] = False
     if tokenizers.own_chat or TASKS[config.train.objective].records == 'chat':
         settings |= chat_templates.settings_of(tokenizers.chat)
+    settings['pad_token'] = read.piece(read.specials.pad)  # as config.json has it
     return {'tokenizer.json': stored.encode(), 'tokenizer_config.json': _json(settings)}
 
 

@@ -21,10 +21,8 @@ def read(directory: pathlib.Path) -> ChatTemplate | None:
     Raises:
       UserError: it is malformed, or none of several is the default.
     """
-    found = {file: directory / file for file in ('special_tokens_map.json', 'tokenizer_config.json')}
-    parts = [json_files.read_if_there(file) for file in found.values()]
-    settings: dict[str, Any] = {name: value for part in parts for name, value in part.items()}
-    where, text = found['tokenizer_config.json'], settings.get('chat_template')
+    settings = settings_in(directory)
+    where, text = directory / 'tokenizer_config.json', settings.get('chat_template')
     if isinstance(text, list):
         named = {each.get('name'): each.get('template') for each in text if isinstance(each, Mapping)}
         if 'default' not in named:
@@ -36,10 +34,18 @@ def read(directory: pathlib.Path) -> ChatTemplate | None:
         return None
     if not isinstance(text, str):
         raise UserError(f'{where}: chat_template is neither a text nor a list of named texts')
-    return ChatTemplate(text, tuple(_tokens(settings).items())).checked(where)
+    return ChatTemplate(text, tuple(tokens(settings).items())).checked(where)
 
 
-def _tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+def settings_in(directory: pathlib.Path) -> dict[str, Any]:
+    """Returns the fields of special_tokens_map.json, and over them those of tokenizer_config.json."""
+    parts = [
+        json_files.read_if_there(directory / file) for file in ('special_tokens_map.json', 'tokenizer_config.json')
+    ]
+    return {name: value for part in parts for name, value in part.items()}
+
+
+def tokens(settings: Mapping[str, Any]) -> dict[str, str]:
     """Returns the names of special tokens, such as eos_token, each a text or an object with its content."""
     given = {name: value for name, value in settings.items() if name.endswith('_token')}
     texts = {name: value.get('content') if isinstance(value, Mapping) else value for name, value in given.items()}

@@ -168,7 +168,10 @@ class HubDirectory:
     def tokenizers(self) -> Tokenizers:
         """The tokenizers of both sides, and the names of the classes."""
         found = tokenizer_files.read(self.path, self.family)
-        target, source = (None if stored is None else HubTokenizer(stored, str(self.path)) for stored in found)
+        declared = special_tokens.declared(self.path, self.hub_config, self.generation)
+        target, source = (
+            None if stored is None else HubTokenizer(stored, str(self.path), declared) for stored in found
+        )
         assert target is not None
         if models.FAMILIES[self.family].model['family'] != 'encoder_decoder':
             return Tokenizers(None, target, self.labels, chat_templates.read(self.path))

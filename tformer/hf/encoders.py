@@ -133,6 +133,7 @@ ROBERTA = Family(  # Liu et al. 2019
     },
     defaults={**DEFAULTS, 'pad_token_id': 1},
     fixed=FIXED,
+    padded_positions=True,
     separator=('sep', 'sep'),
 )
 
@@ -194,6 +195,7 @@ FAMILIES = {
         defaults=DEFAULTS,
         # The hub's library has these numbers whatever a file says.
         fixed={'tie_word_embeddings': True, 'pad_token_id': 1, 'relative_attention_num_buckets': 32},
+        padded_positions=True,
     ),
     'distilbert': Family(  # Sanh et al. 2019
         model=BERT | {'norm_epsilon': 1e-12, 'pooler_activation': 'relu'},

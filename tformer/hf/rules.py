@@ -71,6 +71,8 @@ class Family(NamedTuple):
       start: fields with the ids of the special tokens before a decoder's text -> the token, by its name in
         `vocabulary.NAMES`, where config.json does not say it; '': none.
       source_start: likewise of those before an encoder's text, where there are two stacks.
+      padded_positions: whether the hub's library counts positions without the tokens `pad_token_id`, which
+        model.position_offset follows.
       separator: the special tokens between two texts, by their names there, where the tokenizer does not say it; of
         decoders those around each text.
     """
@@ -91,6 +93,7 @@ class Family(NamedTuple):
     neutral: tuple[str, ...] = ()
     start: Mapping[str, str] = {'bos_token_id': 'bos'}
     source_start: Mapping[str, str] = {}
+    padded_positions: bool = False
     separator: tuple[str, ...] = ('sep',)
 
 

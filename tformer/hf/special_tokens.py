@@ -6,12 +6,40 @@ import sys
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from tformer.config import json_files
+from tformer.config import Config, json_files
+from tformer.config.tasks import HEADS, TASKS
+from tformer.data.examples.special_tokens import template_of
+from tformer.data.tokenizers.chat import VARIABLES
 from tformer.data.tokenizers.tokenizers import Tokenizers
 from tformer.data.tokenizers.vocabulary import NAMES, Specials, Tokenizer
 from tformer.errors import UserError, choose
+from tformer.hf import chat_templates
 from tformer.hf.models import FAMILIES
 from tformer.hf.tokenizer_files import language_of
+
+
+def declared(
+    directory: pathlib.Path, hub_config: Mapping[str, Any], generation: Mapping[str, Any]
+) -> dict[str, list[str | int]]:
+    """Returns the names and the ids of special tokens that the files of a directory declare, by fields of `Specials`.
+
+    Names are those of tokenizer_config.json and special_tokens_map.json. They come before the ids of config.json, and
+    these before those of generation_config.json. The id of BOS counts where the family reads it.
+    """
+    family = choose(FAMILIES, str(hub_config.get('model_type')), 'config.json: model_type')
+    unread = {'bos_token_id'} - {*family.start, *family.source_start}
+    names = chat_templates.tokens(chat_templates.settings_in(directory))
+    found: dict[str, list[str | int]] = {}
+    for variable, field in VARIABLES.items():
+        name = f'{variable}_token_id'
+        ids = [hub.get(name) for hub in (hub_config, generation) if name not in unread]
+        given = [names.get(f'{variable}_token'), *(index for each in ids for index in _listed(each))]
+        found[field] = [token for token in given if type(token) in (str, int)]
+    return found
+
+
+def _listed(ids: Any) -> list[Any]:
+    return ids if isinstance(ids, list) else [ids]
 
 
 def special_tokens_of(hub_config: Mapping[str, Any], specials: Specials) -> dict[str, Any]:
@@ -41,11 +69,10 @@ def special_tokens_of(hub_config: Mapping[str, Any], specials: Specials) -> dict
             raise UserError(f'config.json: {field}={token!r} is not a special token of the tokenizer; valid: {valid}')
         return [known[token]]
 
-    for field in ('eos_token_id', 'forced_eos_token_id'):
+    for field, others in (('eos_token_id', dict(specials.others).values()), ('forced_eos_token_id', ())):
         ends = hub_config.get(field)
-        listed = ends if isinstance(ends, list) else [ends]
-        others = {index for _, index in specials.others} - specials.ids
-        if ends is not None and specials.eos not in listed and not all(end in [*others] for end in listed):
+        listed = _listed(ends)
+        if ends is not None and specials.eos not in listed and not all(end in others for end in listed):
             raise UserError(f'config.json: {field}={ends!r}, but the tokenizer ends a text with {specials.eos}')
     start, source_start = (
         tuple(name for field, default in fields.items() for name in name_of(field, default))
@@ -53,6 +80,51 @@ def special_tokens_of(hub_config: Mapping[str, Any], specials: Specials) -> dict
     )
     forced = hub_config.get('forced_eos_token_id') is not None
     return {'data.start': start, 'data.source_start': source_start, 'decode.forced_end': forced}
+
+
+def padded(family: str, config: Config, tokenizers: Tokenizers) -> Tokenizers:
+    """Returns the tokenizers of a run with the padding that all files of its export have.
+
+    Raises:
+      UserError: as `check_positions`, or the hub's library would pool another token than the run.
+    """
+    check_positions(family, config, tokenizers)
+    if FAMILIES[family].padded_positions:
+        return tokenizers.padded(config.model.position_offset - 1)
+    specials, head = tokenizers.target.specials, HEADS[TASKS[config.train.objective].head]
+    pools = config.model.family == 'decoder' and head.per_row and not head.vocabulary
+    if pools and specials.of(config.data.end)[-1:] == [specials.pad]:
+        pad = tokenizers.target.piece(specials.pad)
+        ends = f'texts end with {pad} (data.end={config.data.end}), and the hub pools the last token that is no padding'
+        raise UserError(f'{family}: {pad} is the padding, too: {ends}; one trained with data.end=() can be written')
+    return tokenizers
+
+
+def check_positions(family: str, config: Config, tokenizers: Tokenizers) -> None:
+    """Raises a `UserError` where the hub's library counts the positions of a text otherwise than a run: from the tokens
+    that are not its padding, whose id is model.position_offset - 1, where a text may have that token."""
+    if not FAMILIES[family].padded_positions:
+        return
+    pad, own = config.model.position_offset - 1, tokenizers.target.specials.pad
+    around = _around_texts(config, tokenizers)
+    sides = [side for side in (tokenizers.target, tokenizers.source) if side is not None]
+    if pad not in around and not any(pad in side.ordinary_ids for side in sides):
+        return
+    piece, valid = tokenizers.target.piece(pad), f"{own + 1}, which follows the tokenizer's padding, {own}"
+    if own in around or 'pad_token_id' in FAMILIES[family].fixed:
+        valid = f'a tokenizer in which {pad} is padding alone'
+    counted = f'the hub counts positions without the token {pad} ({piece!r}), which texts have'
+    raise UserError(f'{family}: with model.position_offset={pad + 1} {counted}; valid: {valid}')
+
+
+def _around_texts(config: Config, tokenizers: Tokenizers) -> set[int | None]:
+    """Returns the special ids that a run reads around texts or in them."""
+    template, specials = template_of(config, tokenizers), tokenizers.target.specials
+    found = {*template.front, *template.back, *template.between, specials.mask_or_none}
+    found |= {specials.unk} - {specials.pad}  # which stands for what a vocabulary does not need
+    if config.model.family == 'encoder_decoder':
+        found |= {*template.around[0], *template.around[1], specials.eos}
+    return found
 
 
 class Around(NamedTuple):
@@ -109,14 +181,21 @@ def framing(
     if family == 'encoder':
         return fields
     if family == 'decoder':
+        pooled = _up_to_pooled(around.after, hub_config.get('pad_token_id')) if judged else len(after)
         separator = (*after, *before) if around.between is None else fields['data.separator']
-        return {**fields, 'data.start': before, 'data.end': after, 'data.separator': separator}
+        return {**fields, 'data.start': before, 'data.end': after[:pooled], 'data.separator': separator}
     fields |= {'data.source_start': before, 'data.source_end': after or ('eos',)}
     if judged:
         return _as_judged(directory, fields)
     if {*before, *after} - {*NAMES} and {*fields['data.start']} <= {*NAMES}:  # a language that is read, none to write
         fields['data.start'] += _written(directory, settings, tokenizers.target)
     return fields
+
+
+def _up_to_pooled(ids: list[int], pad: Any) -> int:
+    """Returns how many tokens behind a text a decoder's head of texts reads in the hub's library: it pools the last one
+    that is not the padding of config.json, and nothing behind that changes it."""
+    return max((place for place, index in enumerate(ids, 1) if index != pad), default=0)
 
 
 def _check_encoder(directory: pathlib.Path, tokenizer: Tokenizer, around: Around) -> None:
