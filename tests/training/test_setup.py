@@ -117,7 +117,9 @@ def mixed(tmp_path_factory):
 def test_a_field_whose_batches_are_others_is_named_and_no_flag_is(mixed, field, value):
     again, _ = mixed
     difference = rf'{re.escape(field)} \([^:]* there, {re.escape(repr(value))} here\)'
-    with pytest.raises(UserError, match=rf'another config: {difference}.*; --may_differ does not accept other batches$'):
+    with pytest.raises(
+        UserError, match=rf'another config: {difference}.*; --may_differ does not accept other batches$'
+    ):
         again({field: value})
     with pytest.raises(UserError, match=rf'batches, with {difference}: (?!.*validation).* accept other batches$'):
         again({field: value}, [field])
@@ -126,14 +128,18 @@ def test_a_field_whose_batches_are_others_is_named_and_no_flag_is(mixed, field, 
 def test_a_flag_is_named_that_accepts_a_field(mixed):
     again, _ = mixed
     cut = {'data.overlong': 'truncate'}  # no text is too long
-    with pytest.raises(UserError, match=r"data\.overlong \('drop' there, .*\(or name the fields in --may_differ, where"):
+    with pytest.raises(
+        UserError, match=r"data\.overlong \('drop' there, .*\(or name the fields in --may_differ, where"
+    ):
         again(cut)
     assert again(cut, ['data.overlong']).config.data.overlong == 'truncate'
 
 
 def test_other_weights_of_a_mixture_are_named(mixed):
     again, (first, second) = mixed
-    with pytest.raises(UserError, match=r"with data\.mixture \(.* there, .*weight=3'\) here\): .*fingerprint of the data"):
+    with pytest.raises(
+        UserError, match=r"with data\.mixture \(.* there, .*weight=3'\) here\): .*fingerprint of the data"
+    ):
         again({'data.mixture': (first, second.replace('weight=2', 'weight=3'))})
     doubled = first.replace('weight=1', 'weight=2'), second.replace('weight=2', 'weight=4')
     assert again({'data.mixture': doubled}).fingerprint == again({}).fingerprint

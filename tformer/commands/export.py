@@ -74,7 +74,8 @@ def export(
 
     Raises:
       UserError: no family expresses the model, by its first field in which they differ; its decoder sees a given text
-        whole; its tokenizer has no room for data.sentinels; or the directory is in use.
+        whole; its tokenizer has no room for data.sentinels; the padding is a token of texts, as
+        `special_tokens.padded`; or the directory is in use.
     """
     if shard_bytes < 1:
         raise UserError(f'--shard_bytes={shard_bytes} must be positive')

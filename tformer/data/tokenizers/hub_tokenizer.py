@@ -288,7 +288,7 @@ def _ids(
 ) -> dict[str, int | None]:
     """Returns the ids of our special tokens among those of the file, as it is declared, else by their names."""
     known: dict[str | int, int] = {index: index for index in special.values()}
-    known |= dict(special)
+    known |= special.items()
     names = {field: (*declared.get(field, ()), *own) for field, own in NAMES.items()}
     names['unk'] = (unknown or '', *NAMES['unk'])  # that of the model itself
     end = declared.get('eos', ())  # in place of what there is not, as in NAMES
