@@ -245,6 +245,15 @@ def test_a_long_text_is_decoded_a_few_times_and_is_the_same(made) -> None:
     assert ''.join(piece.text for piece in pieces) == made.decode(ids).split(stops[0])[0]
 
 
+def test_a_character_behind_a_long_run_of_broken_bytes_is_said_once() -> None:
+    """Also where what is decoded anew moves on while the character is half there."""
+    tokens, spare = Byte(), Byte().encode('a')[0] - ord('a')
+    for broken in range(58, 66):
+        ids = [spare + byte for byte in b'\xff' * broken + '\N{BLACK STAR}\N{GRINNING FACE}'.encode() * 2 + b'b' * 20]
+        text = Text(len(ids), (), tokens.decode, ())
+        assert ''.join(text.add(token, -1.0).text for token in ids) == tokens.decode(ids)
+
+
 def test_text_that_a_decoder_writes_anew_is_not_lost() -> None:
     """Bytes that turn out to be no character: what was said stays said, and the whole text is the last one."""
     odd = '\N{REPLACEMENT CHARACTER}'

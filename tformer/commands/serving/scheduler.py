@@ -43,6 +43,7 @@ class Request:
 
 
 _WINDOW = 16  # tokens after which what is decoded anew with each further one moves on
+_CUT = 3  # replacement characters that a character which is not whole has at most
 
 
 class Text:
@@ -81,7 +82,9 @@ class Text:
         half = whole.endswith('\N{REPLACEMENT CHARACTER}')  # a character, for which a while is waited
         if finish is None and len(self.ids) - self.open >= _WINDOW * (4 if half else 1):
             self.first, self.open = self.open, len(self.ids)
-            self.known, self.held, self.sent = self.decode(self.ids[self.first :]), whole[len(text) :], ''
+            known = self.decode(self.ids[self.first :])
+            cut = min(len(known) - len(known.rstrip('\N{REPLACEMENT CHARACTER}')), _CUT)
+            self.known, self.held, self.sent = known[: len(known) - cut], whole[len(text) : len(whole) - cut], ''
         return Piece(new, [(token, logprob)], finish, self._whole() if finish else None)
 
     def _whole(self) -> str:
