@@ -138,7 +138,7 @@ class Run:
         in its encoder, and data.start and the `targets`, if given, in its decoder.
 
         Raises:
-          UserError: there are no texts, or another number of targets than of texts, a text is longer than
+          UserError: there are no texts, there are more or fewer targets than texts, a text is longer than
             model.max_len, the run writes no targets, or its objective reads more than a text.
         """
         return text_batches.batch_of(self.config, self.tokenizers, texts, targets)

@@ -150,8 +150,8 @@ class Mesh(Section):
     data: int = -1  # devices, each with its rows of the batch; one axis may be -1: all that are left
     fsdp: int = 1  # the parameters are split, and the rows of the batch too
     tensor: int = 1  # heads, MLP columns and vocabulary are split
-    context: int = 1  # the tokens of each row are split, and keys go round in a ring
-    expert: int = 1  # the experts are split, and the rows of the batch too
+    context: int = 1  # the tokens of each row are split, keys go round in a ring, and parameters are split as by fsdp
+    expert: int = 1  # the experts are split, the rows of the batch too, and other parameters as by fsdp
     pipeline: int = 1  # the layers are split into stages
     rules: str = 'fsdp_tp'  # which logical names are split over which axes
     overrides: tuple[str, ...] = ()  # NAME=AXIS, NAME=AXIS+AXIS or NAME=none: what is split otherwise than by the rules

@@ -2,7 +2,7 @@
 
 Axes of the mesh: `data` splits the rows of a batch, `fsdp` rows and parameters, `tensor` heads, MLP columns and the
 vocabulary, `context` the tokens of a row, `expert` experts and rows, `pipeline` layers, and rows outside its stages.
-With the rules of FSDP all but `data` and `tensor` split parameters too that nothing of theirs splits. A logical name
+By the rules of FSDP all but `data` and `tensor` also split parameters that they do not split otherwise. A logical name
 without a rule is an error.
 """
 

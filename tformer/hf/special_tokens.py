@@ -95,7 +95,9 @@ def padded(family: str, config: Config, tokenizers: Tokenizers) -> Tokenizers:
     pools = config.model.family == 'decoder' and head.per_row and not head.vocabulary
     if pools and specials.of(config.data.end)[-1:] == [specials.pad]:
         pad = tokenizers.target.piece(specials.pad)
-        ends = f'texts end with {pad} (data.end={config.data.end}), and the hub pools the last token that is no padding'
+        ends = (
+            f'texts end with {pad} (data.end={config.data.end}), and the hub pools the last token that is not padding'
+        )
         raise UserError(f'{family}: {pad} is the padding, too: {ends}; one trained with data.end=() can be written')
     return tokenizers
 

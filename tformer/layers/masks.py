@@ -104,7 +104,6 @@ class AttentionMask(flax.struct.PyTreeNode):
 
     def by_width(self, attend: Callable[[Sight], jax.Array]) -> jax.Array:
         """Returns what `attend` makes of the sight that a static mask's window gives."""
-
         if len(self.shares_by_width) == 1:
             return attend(self.sight(*self.shares_by_width))
         width, _ = self.shares_by_width

@@ -163,7 +163,7 @@ def over_devices(
     wide = (PartitionSpec(own, inner, columns), PartitionSpec(own, columns))  # kernel_EDF, bias_EF
     narrow = (PartitionSpec(own, columns, inner), PartitionSpec(own, inner))  # kernel_EFD, bias_ED
     rows = tuple(axis for axis in ROWS if axis not in mesh.manual_axes and axis not in inner)
-    length = tuple({'context'}.difference(inner))
+    length = () if 'context' in inner else ('context',)
     placed, part_of_D = PartitionSpec(rows, length), PartitionSpec(rows, length, inner)
 
     def part(kernels: Kernels, tokens: Tokens, dropout_draw: DropoutDraw) -> jax.Array:

@@ -48,7 +48,8 @@ def travel(equation: str, x: jax.Array, shape: Sequence[int], names: Sequence[st
     rows = split('batch', x.shape[0]) or ()
     own, free = sharding.axes_of(shape, names, rules, mesh), free_axes()
     axes = {letter: tuple(axis for axis in each if axis in free) for letter, each in zip(letters, own, strict=True)}
-    shared = {axis for each in axes.values() for axis in each}.intersection((*rows, *(split('length', 0) or ())))
+    lengths = split('length', 0) or ()  # also where they do not divide the few tokens
+    shared = {axis for each in axes.values() for axis in each}.intersection((*rows, *lengths))
     axes['B'] = tuple(axis for axis in rows if axis not in shared)
     sizes = dict(zip(letters, shape, strict=True))
     moved = sum(math.prod(sizes.get(letter, 1) for letter in each) for each in (inputs, outputs))  # of a token
